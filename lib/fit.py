@@ -1,0 +1,125 @@
+"""Power laws of times, by least squares on logarithms, with intervals; and a fit that uses the censored runs, too."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import statsmodels.api as sm
+from scipy.optimize import minimize
+from scipy.stats import norm
+
+from lib.config import InputError
+
+
+class Estimate(NamedTuple):
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """time = constant * prod_k factor_k ** exponent_k.
+
+    r2 on the logarithms of the runs that emerged; n runs in the fit, of which `censored` never emerged.
+    """
+
+    constant: Estimate
+    exponents: dict[str, Estimate]
+    columns: dict[str, str]
+    r2: float
+    n: int
+    censored: int
+
+    def predict(self, table: pd.DataFrame) -> np.ndarray:
+        """The law's time for each row of `table`."""
+        logs = math.log(self.constant.value)
+        for name, column in self.columns.items():
+            logs = logs + self.exponents[name].value * np.log(np.asarray(table[column], float))
+        return np.exp(logs)
+
+    def formula(self, symbol: str = "t") -> str:
+        """LaTeX, without the dollar signs."""
+        factors = r" \, ".join(f"{name}^{{{e.value:.2f}}}" for name, e in self.exponents.items())
+        return rf"{symbol} = {self.constant.value:.2f} \, {factors}"
+
+
+def _design(table: pd.DataFrame, time: str, factors: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    for column in (time, *factors.values()):
+        if column not in table:
+            raise InputError(f"fit: the table has no column {column!r}")
+    logs = np.log(table[list(factors.values())].to_numpy(float))
+    y = np.log(table[time].to_numpy(float))
+    if not (np.isfinite(logs).all() and np.isfinite(y).all()):
+        raise InputError(f"fit: {time} and {', '.join(factors.values())} must be positive and finite in every row")
+    return sm.add_constant(logs, has_constant="add"), y
+
+
+def _least_squares(x: np.ndarray, y: np.ndarray, emerged: np.ndarray) -> np.ndarray:
+    return np.linalg.lstsq(x[emerged], y[emerged], rcond=None)[0]
+
+
+def _tobit(x: np.ndarray, y: np.ndarray, emerged: np.ndarray) -> np.ndarray:
+    """Maximum likelihood of log-normal times where a censored run is known only to lie beyond y (Tobin 1958)."""
+    start = _least_squares(x, y, emerged)
+    spread = np.std(y[emerged] - x[emerged] @ start) + 1e-3
+
+    def negative_log_likelihood(theta):
+        z = (y - x @ theta[:-1]) / math.exp(theta[-1])
+        return -(norm.logpdf(z[emerged]) - theta[-1]).sum() - norm.logsf(z[~emerged]).sum()
+
+    return minimize(negative_log_likelihood, [*start, math.log(spread)], method="BFGS").x[:-1]
+
+
+def power_law(
+    table: pd.DataFrame,
+    time: str,
+    factors: dict[str, str],
+    *,
+    observed: str | None = None,
+    seed_column: str | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> PowerLaw:
+    """Fit log time = log C + sum_k exponent_k log factor_k, one row a run; `factors` maps a display name to its column.
+
+    observed     column that is False where `time` is only how long a run was watched. Without it every row counts as seen
+                 and the fit is the papers' least squares; with it the censored rows enter by maximum likelihood.
+    seed_column  intervals by bootstrap over seeds within each cell of the factors (percentiles 2.5 and 97.5); without
+                 it the regression's own t intervals.
+    """
+    x, y = _design(table, time, factors)
+    emerged = np.ones(len(y), bool) if observed is None else table[observed].to_numpy(bool)
+    names = ["constant", *factors]
+    if np.linalg.matrix_rank(x[emerged]) < len(names):
+        raise InputError(
+            f"fit: {int(emerged.sum())} emerged runs do not determine {', '.join(factors)}; each must take two values or more"
+        )
+    solve = _least_squares if emerged.all() else _tobit
+    best = solve(x, y, emerged)
+    if seed_column is None:
+        if not emerged.all():
+            raise InputError("fit: censored runs need seed_column, the interval is a bootstrap over seeds")
+        low, high = sm.OLS(y, x).fit().conf_int().T if len(y) > len(names) else (best * np.nan, best * np.nan)
+    else:
+        cells = [c.to_numpy() for c in pd.Series(np.arange(len(y))).groupby([table[c].to_numpy() for c in factors.values()]).groups.values()]
+        generator, draws = np.random.default_rng(seed), []
+        while len(draws) < resamples:
+            rows = np.concatenate([generator.choice(cell, len(cell)) for cell in cells])
+            if np.linalg.matrix_rank(x[rows][emerged[rows]]) == len(names):
+                draws.append(solve(x[rows], y[rows], emerged[rows]))
+        low, high = np.percentile(draws, [2.5, 97.5], axis=0)
+    residual = y[emerged] - x[emerged] @ best
+    r2 = 1 - residual @ residual / np.square(y[emerged] - y[emerged].mean()).sum()
+    estimates = {name: Estimate(*map(float, (best[i], low[i], high[i]))) for i, name in enumerate(names)}
+    constant = Estimate(*(math.exp(v) for v in estimates.pop("constant")))
+    return PowerLaw(constant, estimates, dict(factors), float(r2), len(y), int((~emerged).sum()))
