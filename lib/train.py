@@ -68,7 +68,7 @@ def _keep(optimizer, parameters: dict[str, Tensor], members: Tensor) -> dict[str
     kept, state = {}, {}
     for name, old in parameters.items():
         kept[name] = old.detach()[members].clone().requires_grad_()
-        state[kept[name]] = {k: v[members] if v.shape == old.shape else v for k, v in optimizer.state.pop(old).items()}
+        state[kept[name]] = {k: v[members] if v.shape == old.shape else v for k, v in optimizer.state.pop(old, {}).items()}
     optimizer.param_groups[0]["params"] = list(kept.values())
     optimizer.state.update(state)
     return kept

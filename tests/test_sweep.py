@@ -1,0 +1,132 @@
+"""Workers, kills and other processes change no table, and no run is trained twice."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lib.models import Transformer
+from lib.run import Run, Training
+from lib.store import Store
+from lib.sweep import batches, sweep
+from lib.tasks import SingleLocation
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def grid(seeds=3, steps=60):
+    return [Run(task=SingleLocation(T=T, d=4), model=Transformer(layers=1, heads=2, width=16),
+                training=Training(steps=steps, every=20, eval_size=32), seed=s) for T in (4, 8) for s in range(seeds)]
+
+
+def table(store, runs, **kw):
+    result = sweep({"a": runs}, chapter="x", store=store, **kw)["a"]
+    return result.rows.drop(columns="wall_s"), result.curves
+
+
+def same(a, b):
+    return a[0].equals(b[0]) and a[1].equals(b[1])
+
+
+def test_worker_count_changes_nothing(tmp_path):
+    assert same(table(tmp_path / "one", grid(), workers=1), table(tmp_path / "two", grid(), workers=2))
+
+
+def test_experiments_share_runs(tmp_path):
+    runs = grid(2)
+    both = sweep({"a": runs, "b": runs[:1] + runs[:1]}, chapter="x", store=tmp_path, workers=1)
+    assert len(both["a"].rows) == 4 and len(both["b"].rows) == both["b"].wanted == 1
+
+
+def test_batches_hold_only_runs_alike():
+    groups = list(batches(grid(3), 2))
+    assert sorted(map(len, groups)) == [1, 1, 2, 2] and all(len({r.alike for r in g}) == 1 for g in groups)
+    assert [g[0] for g in batches(grid(3), 1)] == grid(3)
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from test_sweep import grid, sweep
+if __name__ == "__main__":
+    sweep({{"a": grid(16, 400)}}, chapter="x", store={store!r}, workers=2)
+"""
+
+
+def start(tmp_path, store):
+    script = tmp_path / "killed.py"
+    script.write_text(SCRIPT.format(root=str(ROOT), tests=str(ROOT / "tests"), store=str(store)))
+    return subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+
+
+def alive(group: int) -> bool:
+    return bool(subprocess.run(["pgrep", "-g", str(group)], capture_output=True).stdout)
+
+
+def test_kill_9_at_random_moments_loses_and_repeats_nothing(tmp_path):
+    """Ten kills of the parent alone (its workers must follow), then once to the end: the table of an undisturbed run."""
+    store, chance = tmp_path / "store", random.Random(1)
+    committed: dict[Path, int] = {}
+    for kill in range(10):
+        process, started = start(tmp_path, store), time.monotonic()
+        if kill == 0:  # the first is killed soon after its first commit, and tells how long that takes
+            while not list(store.rglob("*.json")):
+                time.sleep(0.02)
+            first_commit = time.monotonic() - started
+        else:
+            time.sleep(chance.uniform(0.5, 1.3) * first_commit)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 20
+        while alive(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(process.pid), "workers outlived their parent"
+        now = {p: p.stat().st_mtime_ns for p in store.rglob("*.json")}
+        assert committed.items() <= now.items(), "a finished run was lost or made again"
+        committed = now
+    assert start(tmp_path, store).wait() == 0
+    assert committed.items() <= {p: p.stat().st_mtime_ns for p in store.rglob("*.json")}.items()
+    runs = grid(16, 400)
+    assert same(table(store, runs, missing="skip"), table(tmp_path / "undisturbed", runs, workers=2))
+
+
+def test_two_processes_on_one_store_share_the_work(tmp_path):
+    store = tmp_path / "store"
+    processes = [start(tmp_path, store) for _ in range(2)]
+    assert [p.wait() for p in processes] == [0, 0]
+    assert len(list(store.rglob("*.json"))) == len(grid(16, 400))
+    assert not list(store.rglob("*.tmp"))
+
+
+def _die(runs, folder, device):
+    """A worker that is killed on its first job, once."""
+    flag = Path(folder) / "died"
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return REAL_WORK(runs, folder, device)
+
+
+from lib import sweep as sweep_module  # noqa: E402
+
+REAL_WORK = sweep_module._work
+
+
+def test_a_killed_worker_costs_only_its_own_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_module, "_work", _die)
+    rows, _ = table(tmp_path, grid(), workers=2)
+    assert len(rows) == 6 and (tmp_path / "died").exists()
+
+
+def test_store_default_is_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOOK_STORE", str(tmp_path))
+    assert Store().folder == tmp_path
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

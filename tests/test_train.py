@@ -1,0 +1,141 @@
+"""A run's numbers depend on its own configuration and seed alone."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib.config import InputError
+from lib.models import Toy, Transformer
+from lib.run import Run, Training
+from lib.tasks import SingleLocation
+from lib.train import resolve_device, train
+
+GOLDEN = Path(__file__).parent / "golden.json"
+SMALL = dict(task=SingleLocation(T=6, d=4), model=Transformer(layers=2, heads=2, width=16))
+FAST = Training(steps=600, learning_rate=3e-3, every=20, eval_size=64, stop_below=0.25, tail=0.0)
+CASES = {
+    "single_location × transformer": Run(**SMALL, training=Training(steps=30, every=10, eval_size=32, learning_rate=1e-3)),
+    "single_location × transformer, norm, mask, B, p": Run(
+        task=SingleLocation(T=8, d=4, B=2, p=0.3), model=Transformer(layers=1, width=16, layer_norm=True, causal=True),
+        training=Training(optimizer="adamw", weight_decay=0.1, warmup=10, steps=30, every=10, eval_size=32, learning_rate=1e-3)),
+    "single_location × toy": Run(
+        task=SingleLocation(T=6, d=4, position="fixed", feature=False), model=Toy(start="normal"),
+        training=Training(optimizer="sgd", learning_rate=0.5, steps=30, every=10, eval_size=32)),
+}
+
+
+def members(n, **training):
+    return [Run(**SMALL, training=FAST.model_copy(update=training), seed=s) for s in range(n)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_trajectory(name):
+    """The first steps are those on record; a change of meaning must raise a version and renew tests/golden.json."""
+    golden = json.loads(GOLDEN.read_text())[name]
+    run = CASES[name]
+    assert run.key == golden["key"]
+    assert train([run])[0].curves["test_loss"] == pytest.approx(golden["test_loss"], rel=2e-4)
+
+
+def test_same_seed_is_bit_equal_and_another_seed_differs():
+    first, again, other = train(members(1))[0], train(members(1))[0], train(members(2)[1:])[0]
+    assert {**first.curves, "train_loss": first.curves["train_loss"][1:]} == {**again.curves, "train_loss": again.curves["train_loss"][1:]}
+    assert first.curves["test_loss"][0] != other.curves["test_loss"][0]
+
+
+def test_grouping_and_early_exit_of_others_change_no_run():
+    """Four members side by side, which end at different steps, against each alone."""
+    together = train(members(4))
+    assert len({r.steps for r in together}) > 1
+    for r in together:
+        alone = train([r.run])[0]
+        assert alone.steps == r.steps and alone.curves["step"] == r.curves["step"]
+        assert r.curves["test_loss"] == pytest.approx(alone.curves["test_loss"], rel=2e-3, abs=1e-4)
+
+
+@pytest.mark.gpu
+def test_cuda_trains_the_same_run():
+    on_cpu, on_gpu = train(members(1, steps=40))[0], train(members(2, steps=40), "cuda")[0]
+    assert on_gpu.curves["test_loss"] == pytest.approx(on_cpu.curves["test_loss"], rel=2e-3)
+
+
+def test_ends_where_it_says():
+    stopped = train(members(1))[0]
+    assert stopped.curves["test_loss"][-1] <= 0.25 < stopped.curves["test_loss"][-2]
+    longer = train(members(1, tail=0.5))[0]
+    assert longer.steps >= 1.5 * stopped.steps
+    assert longer.curves["test_loss"][: len(stopped.curves["step"])] == stopped.curves["test_loss"]
+    censored = train(members(1, steps=40))[0]
+    assert (censored.status, censored.steps) == ("finished", 40)
+    assert train(members(1, steps=60, stop_below=None))[0].steps == 60
+
+
+def test_a_member_that_diverges_is_recorded_and_stops_nobody(monkeypatch):
+    init = Transformer.init
+
+    def poisoned(self, task, seeds):
+        parameters = init(self, task, seeds)
+        parameters["read.bias"][seeds == 1] = math.nan
+        return parameters
+
+    clean = train(members(3, steps=60))
+    monkeypatch.setattr(Transformer, "init", poisoned)
+    results = train(members(3, steps=60))
+    assert [r.status for r in results] == ["finished", "diverged", "finished"] and results[1].steps == 0
+    for r, c in zip(results[::2], clean[::2], strict=True):
+        assert r.curves["test_loss"] == pytest.approx(c.curves["test_loss"], rel=1e-4)
+
+
+def test_huge_rate_diverges_and_is_recorded():
+    run = Run(task=SingleLocation(T=6, d=4, position="fixed", feature=False), model=Toy(start="normal"),
+              training=Training(optimizer="sgd", learning_rate=1e6, steps=200, every=10, eval_size=16))
+    assert train([run])[0].status == "diverged"
+
+
+def test_named_seeds_are_apart():
+    base = train(members(1, steps=20))[0]
+    run = members(1, steps=20)[0]
+
+    def first_losses(**seeds):
+        return train([run.model_copy(update=seeds)])[0].curves
+
+    assert first_losses(eval_seed=9)["train_loss"][1] == base.curves["train_loss"][1]
+    assert first_losses(eval_seed=9)["test_loss"] != base.curves["test_loss"]
+    assert first_losses(init_seed=9)["test_loss"][0] != base.curves["test_loss"][0]
+    assert len({run.key, *(run.model_copy(update={f"{n}_seed": 9}).key for n in ("init", "data", "eval"))}) == 4
+    assert run.model_copy(update={"init_seed": run.seed}).key == run.key
+
+
+def test_evaluation_grid_is_geometric_and_ends_with_the_budget():
+    steps = Training(steps=5000, every=10, spacing=0.05).evaluations()
+    gaps = torch.tensor(steps).diff()
+    assert steps[0] == 0 and steps[-1] == 5000 and gaps[:10].tolist() == [10] * 10
+    assert all(gap <= 0.051 * step + 1 for step, gap in zip(steps[20:-1], gaps[20:], strict=True))
+
+
+@pytest.mark.parametrize("bad, word", [
+    (dict(learning_rate=0.0), "learning_rate"), (dict(steps=0), "steps"), (dict(optimiser="adam"), "optimiser"),
+    (dict(optimizer="lion"), "optimizer"), (dict(weight_decay=0.1), "weight_decay"), (dict(batch=True), "batch"),
+])
+def test_bad_training_gets_one_line(bad, word):
+    with pytest.raises(InputError) as error:
+        Training(**bad)
+    assert word in str(error.value) and "\n" not in str(error.value)
+
+
+def test_mixed_batch_and_unknown_device_are_refused():
+    with pytest.raises(InputError, match="differ in their seeds alone"):
+        train([members(1)[0], members(1, steps=7)[0]])
+    with pytest.raises(InputError, match="device: 'tpu'"):
+        resolve_device("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="no CUDA device"):
+            resolve_device("cuda")
+
+
+if __name__ == "__main__":  # python tests/test_train.py renews the record
+    golden = {n: {"key": r.key, "test_loss": train([r])[0].curves["test_loss"]} for n, r in CASES.items()}
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
