@@ -57,8 +57,9 @@ def _design(table: pd.DataFrame, time: str, factors: dict[str, str]) -> tuple[np
     for column in (time, *factors.values()):
         if column not in table:
             raise InputError(f"fit: the table has no column {column!r}")
-    logs = np.log(table[list(factors.values())].to_numpy(float))
-    y = np.log(table[time].to_numpy(float))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(table[list(factors.values())].to_numpy(float))
+        y = np.log(table[time].to_numpy(float))
     if not (np.isfinite(logs).all() and np.isfinite(y).all()):
         raise InputError(f"fit: {time} and {', '.join(factors.values())} must be positive and finite in every row")
     return sm.add_constant(logs, has_constant="add"), y
@@ -123,3 +124,26 @@ def power_law(
     estimates = {name: Estimate(*map(float, (best[i], low[i], high[i]))) for i, name in enumerate(names)}
     constant = Estimate(*(math.exp(v) for v in estimates.pop("constant")))
     return PowerLaw(constant, estimates, dict(factors), float(r2), len(y), int((~emerged).sum()))
+
+
+def both_fits(table: pd.DataFrame, factors: dict[str, str], **kw) -> dict[str, PowerLaw]:
+    """The papers' least squares on the runs that emerged, and the fit that uses the censored runs, too.
+
+    `table` is `lib.emergence.emergence`'s; intervals by bootstrap over seeds.
+    """
+    fits = {"least squares, emerged runs": table[table["emerged"]], "maximum likelihood, all runs": table}
+    return {
+        name: power_law(rows, "observed_until", factors, observed="emerged", seed_column="seed", **kw)
+        for name, rows in fits.items()
+    }
+
+
+def summary(laws: dict[str, PowerLaw]) -> pd.DataFrame:
+    """One row a law: its constant and exponents with intervals, R², n, censored."""
+    rows = {
+        name: {"constant": str(law.constant)}
+        | {f"exponent of {factor}": str(e) for factor, e in law.exponents.items()}
+        | {"R²": f"{law.r2:.3f}", "runs": law.n, "censored": law.censored}
+        for name, law in laws.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")

@@ -36,7 +36,7 @@ class Training(Config):
     steps: int = Field(50_000, ge=1)
     every: int = Field(10, ge=1)
     spacing: float = Field(0.04, ge=0, le=1)
-    eval_size: int = Field(256, ge=1)
+    eval_size: int = Field(128, ge=1)
     stop_below: float | None = 0.1
     tail: float = Field(0.2, ge=0)
     tf32: bool = False

@@ -1,0 +1,83 @@
+"""Emergence, survival and power laws, on data whose answer is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lib.config import InputError
+from lib.emergence import emergence, first_below, median_emergence, survival
+from lib.fit import power_law
+from lib.sweep import Sweep
+
+
+def made_sweep():
+    rows = pd.DataFrame({"run": ["a", "b", "c"], "d": [8, 8, 8], "steps": [30, 30, 10], "status": ["finished", "finished", "diverged"]})
+    curves = pd.DataFrame({"run": list("aaaabbbbcc"), "step": [0, 10, 20, 30] * 2 + [0, 10],
+                           "test_loss": [0.5, 0.4, 0.1, 0.2, 0.5, 0.5, 0.4, 0.3, 0.5, np.nan]})
+    return Sweep(rows, curves, 3)
+
+
+def test_emergence_and_censoring():
+    table = emergence(made_sweep(), below=0.1)
+    assert table["emergence"].tolist()[0] == 20 and table["emergence"].isna().tolist() == [False, True, True]
+    assert table["observed_until"].tolist() == [20, 30, 10] and table["emerged"].tolist() == [True, False, False]
+    cell = median_emergence(table, ["d"])
+    assert cell["emergence"].tolist() == [np.inf] and cell["censored"].tolist() == [2] and cell["runs"].tolist() == [3]
+    with pytest.raises(InputError, match="'accuracy' was not recorded"):
+        emergence(made_sweep(), metric="accuracy")
+
+
+def test_first_below_counts_equality_and_absence():
+    assert first_below([0, 5, 9], [0.5, 0.1, 0.0], 0.1) == 5
+    assert np.isnan(first_below([0, 5], [0.5, 0.2], 0.1))
+
+
+def test_survival_is_kaplan_meier():
+    table = pd.DataFrame({"emerged": [True, False, True, True], "observed_until": [1.0, 2.0, 3.0, 4.0]})
+    steps, fraction = survival(table)
+    assert dict(zip(steps, fraction, strict=True)) == pytest.approx({0: 1, 1: 3 / 4, 2: 3 / 4, 3: 3 / 8, 4: 0})
+
+
+def synthetic(noise=0.2, seeds=6, budget=np.inf, generator=None):
+    generator = generator or np.random.default_rng(0)
+    table = pd.DataFrame([(d, T, s) for d in (8, 16, 32, 64) for T in (16, 32, 64, 128) for s in range(seeds)], columns=["d", "T", "seed"])
+    time = 0.76 * table["d"] ** 1.29 * table["T"] ** 0.8 * np.exp(noise * generator.standard_normal(len(table)))
+    return table.assign(t=np.minimum(time, budget), emerged=time <= budget)
+
+
+def test_exact_law_is_recovered_exactly():
+    law = power_law(synthetic(noise=0.0), "t", {"d": "d", "T": "T"})
+    assert [law.constant.value, law.exponents["d"].value, law.exponents["T"].value, law.r2] == pytest.approx([0.76, 1.29, 0.8, 1])
+    assert law.predict(pd.DataFrame({"d": [10], "T": [20]}))[0] == pytest.approx(0.76 * 10**1.29 * 20**0.8)
+    assert law.formula() == r"t = 0.76 \, d^{1.29} \, T^{0.80}" and (law.n, law.censored) == (96, 0)
+
+
+def test_intervals_cover():
+    """95 % intervals of both kinds hold the truth in most of 40 repetitions (fewer than 32 has probability below 1e-3)."""
+    generator = np.random.default_rng(1)
+    hits = {"ols": 0, "bootstrap": 0}
+    for _ in range(40):
+        table = synthetic(generator=generator)
+        for name, kw in {"ols": {}, "bootstrap": dict(seed_column="seed", resamples=200)}.items():
+            e = power_law(table, "t", {"d": "d", "T": "T"}, **kw).exponents["d"]
+            hits[name] += e.low <= 1.29 <= e.high
+    assert min(hits.values()) >= 32
+
+
+def test_censored_runs_count():
+    """With a budget that censors the slow half the plain fit of what emerged is biased; the censored fit is not."""
+    table = synthetic(noise=0.4, budget=1500, seeds=30)
+    censored = (~table["emerged"]).mean()
+    assert 0.2 < censored < 0.7
+    law = power_law(table, "t", {"d": "d", "T": "T"}, observed="emerged", seed_column="seed", resamples=20)
+    naive = power_law(table[table["emerged"]], "t", {"d": "d", "T": "T"})
+    assert abs(law.exponents["d"].value - 1.29) < 0.05 < 0.1 < 1.29 - naive.exponents["d"].value
+    assert law.censored == (~table["emerged"]).sum() and law.exponents["d"].low < law.exponents["d"].value < law.exponents["d"].high
+
+
+@pytest.mark.parametrize("change, match", [
+    (lambda t: t.drop(columns="T"), "no column 'T'"), (lambda t: t.assign(t=0.0), "positive"), (lambda t: t[t["T"] == 16], "two values"),
+])
+def test_bad_tables_get_one_line(change, match):
+    with pytest.raises(InputError, match=match):
+        power_law(change(synthetic()), "t", {"d": "d", "T": "T"})
