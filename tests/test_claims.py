@@ -299,8 +299,8 @@ def test_the_switches_on_the_page_of_choices_are_the_codes():
         elif line.startswith("#"):
             part = None
         elif part and line.startswith("|"):
-            for name, default in re.findall(r"`(\w+)(?:=([^`]+))?`", line.rsplit("|", 2)[1]):
+            for other, name, default in re.findall(r"`(?:(\w+)\.)?(\w+)(?:=([^`]+))?`", line.rsplit("|", 2)[1]):
                 checked.add(part)
-                field = part.model_fields[name]
+                field = parts.get(other, part).model_fields[name]
                 assert not default or field.default == ast.literal_eval(default), f"{name}: {field.default} in the code"
     assert checked == set(parts.values())
