@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 
 import matplotlib as mpl
+import matplotlib.ticker
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -95,23 +96,28 @@ def curves(ax: Axes, table: pd.DataFrame, y: str = "test_loss", by: str | Sequen
 
 
 def emergence(ax: Axes, table: pd.DataFrame, x: str, by: str, *, law=None, label: str = "{by} = {value}") -> dict:
-    """Emergence steps against x on log axes: a dot a run, an open triangle where it was censored, the fit as a line.
+    """Emergence steps against x on log axes: a dot a run, an open triangle where it was censored, and a line a group.
 
-    `table` is `lib.emergence.emergence`'s, `law` a `lib.fit.PowerLaw` of x and by. Returns group -> colour.
+    `table` is `lib.emergence.emergence`'s. The line is `law` (a `lib.fit.PowerLaw`) or else the median over seeds.
+    Ordered values of `by` get ordered colours, names distinct ones. Returns group -> colour.
     """
-    colors = palette(table[by])
-    for value, rows in table.groupby(by, sort=True):
-        seen = rows[rows["emerged"]]
-        ax.scatter(seen[x], seen["emergence"], s=16, color=colors[value], alpha=0.75, linewidths=0, label=label.format(by=by, value=value))
-        late = rows[~rows["emerged"]]
+    names = table[by].drop_duplicates()
+    colors = palette(names) if names.map(lambda v: not isinstance(v, str)).all() else dict(zip(names, COLORS.values(), strict=False))
+    for value, rows in table.groupby(by, sort=False):
+        seen, late = rows[rows["emerged"]], rows[~rows["emerged"]]
+        style = dict(color=colors[value], label=label.format(by=by, value=value))
+        ax.scatter(seen[x], seen["emergence"], s=18, alpha=0.75, linewidths=0, **style)
         ax.scatter(late[x], late["observed_until"], s=26, marker="^", facecolors="none", edgecolors=colors[value])
-        if law is not None:
-            line = rows.drop_duplicates(x).sort_values(x)
-            ax.plot(line[x], law.predict(line), color=colors[value], linewidth=1.3)
+        line = rows.drop_duplicates(x).sort_values(x)
+        height = rows.groupby(x)["observed_until"].median() if law is None else law.predict(line)
+        ax.plot(line[x], height, color=colors[value], linewidth=1.2)
     ax.set(xscale="log", yscale="log", ylabel="emergence (steps)")
     ticks = sorted(set(table[x]))
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    ax.minorticks_off()
+    ax.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+    ax.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_locator(mpl.ticker.NullLocator())
     return colors
 
 

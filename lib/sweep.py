@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from lib.config import InputError
 from lib.run import Run
-from lib.store import Frozen, Store
+from lib.store import OUTCOME, Frozen, Store
 from lib.train import resolve_device, train
 
 ATTEMPTS = 3  # a pool whose worker was killed is built again this often
@@ -153,7 +153,7 @@ def _table(wanted: list[Run], found: dict) -> Sweep:
     there = [run for run in {run.key: run for run in wanted}.values() if found[run.key]]
     rows = [run.row() | found[run.key][0] for run in there]
     curves = [found[run.key][1].assign(run=run.key) for run in there]
-    columns = list(wanted[0].row()) + ["status", "steps", "wall_s", "device"] if wanted else []
+    columns = list(wanted[0].row() | dict.fromkeys(OUTCOME)) if wanted else []
     return Sweep(
         pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns),
         pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=["step", "train_loss", "test_loss", "run"]),

@@ -14,6 +14,7 @@ from torch import Tensor
 from lib import streams
 from lib.config import InputError
 from lib.run import Run, Training
+from lib.tasks.base import Batch
 
 EVAL_CHUNK = 64  # held-out sequences a forward pass: bounds memory
 
@@ -21,7 +22,7 @@ EVAL_CHUNK = 64  # held-out sequences a forward pass: bounds memory
 class Result(NamedTuple):
     """What a run leaves: status "finished" (emerged or out of budget) or "diverged", its steps, and its curves.
 
-    curves: step, train_loss (mean since the reading before), test_loss, and what the model observes; one list each.
+    curves: step, train_loss (mean since the reading before), test_loss, the task's metrics and what the model observes.
     """
 
     run: Run
@@ -74,12 +75,18 @@ def _keep(optimizer, parameters: dict[str, Tensor], members: Tensor) -> dict[str
     return kept
 
 
+def _answers(task, model, parameters, batch: Batch) -> Tensor:
+    """The model's outputs at the positions that the task reads: (member, batch, read, output)."""
+    return model.forward(parameters, batch.inputs, task.reads, pattern=batch.pattern)
+
+
 @torch.no_grad()
-def _evaluate(task, model, parameters, constants, held_out) -> dict[str, list[float]]:
-    chunks = zip(held_out.inputs.split(EVAL_CHUNK, 1), held_out.targets.split(EVAL_CHUNK, 1), strict=True)
-    losses = [task.loss(model.forward(parameters, inputs), targets) for inputs, targets in chunks]
-    seen = model.observe(task, parameters, constants)
-    return {k: v.tolist() for k, v in {"test_loss": torch.cat(losses, 1).mean(1), **seen}.items()}
+def _evaluate(task, model, parameters, constants, held_out: Batch) -> dict[str, list[float]]:
+    parts = zip(*(t.split(EVAL_CHUNK, 1) for t in held_out), strict=True)
+    outputs = torch.cat([_answers(task, model, parameters, Batch(*part)) for part in parts], 1)
+    measured = {"test_loss": task.loss(outputs, held_out.targets).mean(1)}
+    measured |= task.metrics(outputs, held_out.targets) | model.observe(task, parameters, constants)
+    return {name: values.tolist() for name, values in measured.items()}
 
 
 def train(runs: Sequence[Run], device: str = "cpu") -> list[Result]:
@@ -111,7 +118,7 @@ def train(runs: Sequence[Run], device: str = "cpu") -> list[Result]:
                 if training.warmup:
                     optimizer.param_groups[0]["lr"] = training.learning_rate * min(1.0, step / training.warmup)
                 batch = task.batch(constants, streams.key(seeds["data"], "train", step), training.batch)
-                loss = task.loss(model.forward(parameters, batch.inputs), batch.targets).mean(1)
+                loss = task.loss(_answers(task, model, parameters, batch), batch.targets).mean(1)
                 optimizer.zero_grad()
                 loss.sum().backward()
                 optimizer.step()
@@ -141,6 +148,6 @@ def train(runs: Sequence[Run], device: str = "cpu") -> list[Result]:
                 parameters = _keep(optimizer, parameters, members)
                 constants = {k: v[members] for k, v in constants.items()}
                 seeds = {k: v[members] for k, v in seeds.items()}
-                held_out = type(held_out)(*(t[members] for t in held_out))
+                held_out = Batch(*(t[members] for t in held_out))
                 alive = [alive[place] for place in stay]
     return results

@@ -41,6 +41,7 @@ class PlainTransformer(nn.Module):
     def __init__(self, c, task, parameters):
         super().__init__()
         self.embed, self.read = nn.Linear(task.features, c.width), nn.Linear(c.width, task.outputs)
+        self.position = nn.Embedding(task.length, c.width) if c.positions == "learned" else None
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
         self.final_norm = nn.LayerNorm(c.width) if c.layer_norm else nn.Identity()
         self.to(next(iter(parameters.values())).dtype)
@@ -48,13 +49,21 @@ class PlainTransformer(nn.Module):
         assert len(own) == len(parameters), set(own) ^ {name(k) for k in parameters}
         with torch.no_grad():
             for k, v in parameters.items():
-                own[name(k)].copy_(v.T if v.dim() == 2 else v)
+                own[name(k)].copy_(transposed(k, v))
 
-    def forward(self, inputs):
-        x = self.embed(inputs) + sinusoids(inputs.shape[1], self.embed.out_features)
+    def forward(self, inputs, reads):
+        if not inputs.is_floating_point():
+            inputs = F.one_hot(inputs, self.embed.in_features).to(self.embed.weight.dtype)
+        x = self.embed(inputs)
+        x = x + (self.position.weight if self.position else sinusoids(inputs.shape[1], self.embed.out_features))
         for block in self.blocks:
             x = block(x)
-        return self.read(self.final_norm(x)[:, -1])
+        return self.read(self.final_norm(x)[:, list(reads)])
+
+
+def transposed(key: str, value):
+    """Ours (in, out) -> torch's (out, in); tables stay."""
+    return value.T if value.dim() == 2 and key != "position.weight" else value
 
 
 def name(key: str) -> str:

@@ -23,14 +23,15 @@ def draw(task, seeds=SEEDS, size=64, **kw):
     SingleLocation(T=9, d=5, B=2, position="fixed", feature=False),
 ])
 def test_targets_are_the_map_of_the_relevant_token(task):
-    constants, (inputs, targets, relevant) = draw(task)
+    constants, (inputs, targets, pattern) = draw(task)
+    targets, pattern = targets[:, :, 0], pattern[:, :, 0]
     for m, b in [(0, 0), (1, 7), (2, 63)]:
-        for r in relevant[m, b]:
+        for r in pattern[m, b].nonzero().flatten():
             assert torch.allclose(targets[m, b], constants["W*"][m].float() @ inputs[m, b, r, : task.d], atol=1e-5)
         if task.feature:
-            assert inputs[m, b, :, -1].nonzero().flatten().tolist() == sorted(relevant[m, b].tolist())
+            assert inputs[m, b, :, -1].nonzero().flatten().tolist() == pattern[m, b].nonzero().flatten().tolist()
     if task.position == "fixed":
-        assert (relevant == torch.arange(task.T - task.B, task.T)).all()
+        assert (pattern == (torch.arange(task.T) >= task.T - task.B)).all()
 
 
 @pytest.mark.parametrize("task", [SingleLocation(T=9, d=64), SingleLocation(T=9, d=7, B=3, p=0.5)])
@@ -60,7 +61,7 @@ def test_normalisation():
 def test_uniform_attention_loss_is_what_least_squares_on_the_mean_token_reaches():
     task = SingleLocation(T=6, d=4, B=2)
     _, (inputs, targets, _) = draw(task, size=40_000)
-    mean, y = inputs[0, ..., :4].mean(1), targets[0]
+    mean, y = inputs[0, ..., :4].mean(1), targets[0, :, 0]
     residual = y - mean @ torch.linalg.lstsq(mean, y).solution
     assert 0.5 * residual.square().sum(-1).mean().item() == pytest.approx(task.uniform_attention_loss, rel=0.02)
 
@@ -68,7 +69,7 @@ def test_uniform_attention_loss_is_what_least_squares_on_the_mean_token_reaches(
 def test_cross_sample_repetition_is_for_training_data_alone():
     task = SingleLocation(T=5, d=8, p=0.3)
     constants, batch = draw(task, size=3000)
-    repeated = (batch.targets - (constants["W*"] @ constants["x~"].double()[..., None] * streams.NORMAL / 8**0.5).mT).abs().amax(-1) < 1e-5
+    repeated = (batch.targets[:, :, 0] - (constants["W*"] @ constants["x~"].double()[..., None] * streams.NORMAL / 8**0.5).mT).abs().amax(-1) < 1e-5
     assert stats.binomtest(int(repeated.sum()), repeated.numel(), 0.3).pvalue > 1e-4
     assert (constants["x~"].double() * streams.NORMAL / 8**0.5).norm(dim=1).sub(1).abs().max() < 1e-4
     plain = SingleLocation(T=5, d=8)
@@ -77,7 +78,7 @@ def test_cross_sample_repetition_is_for_training_data_alone():
 
 def test_relevant_position_is_uniform():
     _, batch = draw(SingleLocation(T=8, d=2), size=10_000)
-    assert stats.chisquare(torch.bincount(batch.relevant.flatten(), minlength=8)).pvalue > 1e-4
+    assert stats.chisquare(batch.pattern.sum((0, 1, 2))).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("bad, word", [

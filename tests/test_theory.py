@@ -8,6 +8,7 @@ from scipy.integrate import solve_ivp
 
 from lib import streams
 from lib.config import InputError
+from lib.models.toy import Toy
 from lib.tasks.single_location import SingleLocation
 from lib.theory import ToyDynamics, expected_loss, plateaus
 
@@ -287,3 +288,17 @@ def test_bad_input_is_named_in_one_line(values, names):
 def test_a_start_must_have_every_scalar():
     with pytest.raises(InputError, match="start: needs w_tilde, w, delta_a; got 2"):
         ToyDynamics(T=8, d=4, p=0.1).plateau(start=[0.1, 0.0])
+
+
+@pytest.mark.parametrize("B", [1, 2])
+def test_the_trained_toy_model_is_watched_in_the_same_quantities(B):
+    task, seeds = SingleLocation(T=6, d=4, B=B, feature=False, position="fixed"), torch.tensor([3])
+    constants, parameters = task.constants(seeds), Toy(start="normal").init(task, seeds)
+    parameters["a"][:, -B:] = 1.5
+    seen = Toy().observe(task, parameters, constants)
+    exact = expected_loss(parameters["a"].double(), parameters["W"].double(), constants["W*"], B=B)
+    assert_allclose(seen["expected_loss"], exact, rtol=1e-6)
+    toy = ToyDynamics(T=6, d=4, B=B, orthogonal=True)
+    v = np.sqrt(parameters["W"].square().sum().item() - seen["w"].item() ** 2)
+    assert_allclose(toy.loss(seen["w"].item(), v, seen["delta_a"].item()), exact[0], rtol=1e-6)
+    assert_allclose(seen["alpha"], toy.attention(1.5), rtol=1e-6)

@@ -4,21 +4,21 @@ import itertools
 
 import pytest
 import torch
-from reference import PlainTransformer, name
+from reference import PlainTransformer, name, transposed
 
 from lib import streams
 from lib.models import MODELS, Toy, Transformer
 from lib.run import Run, Training
-from lib.tasks import TASKS, SingleLocation
+from lib.tasks import TASKS, AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
 from lib.train import train
 
 TASK = SingleLocation(T=7, d=5)
 SEEDS = torch.arange(2)
 
 
-def setup(model, task=TASK):
+def setup(model, task=TASK, size=6):
     constants = task.constants(SEEDS)
-    return model.init(task, SEEDS), task.batch(constants, streams.key(SEEDS, "x"), 6)
+    return model.init(task, SEEDS), task.batch(constants, streams.key(SEEDS, "x"), size)
 
 
 SWITCHES = [
@@ -27,22 +27,55 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize("switches", [*SWITCHES, dict(activation="relu"), dict(head_dim=3), dict(heads=1), dict(width=4, heads=2)])
-def test_equals_the_textbook_model_forward_and_gradient(switches):
+TASKS_SMALL = [TASK, AssociativeRecall(N_pairs=3, N_tokens=9), LinearMap(S=4, s=2), LinearMap(S=3, s=2, states=3),
+               CellularAutomaton(S=4, states=3, colours=3, pool=5)]
+
+
+@pytest.mark.parametrize("task, switches", [
+    *((TASK, s) for s in SWITCHES), *((TASK, s) for s in (dict(activation="relu"), dict(head_dim=3), dict(heads=1), dict(width=4, heads=2))),
+    *((task, dict(causal=True, positions=p, layers=n, layer_norm=norm))
+      for task in TASKS_SMALL for p in ("learned", "sinusoidal") for n in (1, 2) for norm in (False, True)),
+])
+@pytest.mark.parametrize("size", [6, 20])
+def test_equals_the_textbook_model_forward_and_gradient(task, switches, size):
+    """Read-out pruning, composed projections and tables (size 20 has the (token, position) table) change nothing."""
     model = Transformer(**dict(heads=4, width=16) | switches)
-    parameters, (inputs, targets, _) = setup(model)
+    parameters, (inputs, targets, _) = setup(model, task, size)
     parameters = {k: (v.double() + 0.01).requires_grad_() for k, v in parameters.items()}
-    outputs = model.forward(parameters, inputs.double())
-    TASK.loss(outputs, targets.double()).mean(1).sum().backward()
+    inputs, targets = (t.double() if t.is_floating_point() else t for t in (inputs, targets))
+    outputs = model.forward(parameters, inputs, task.reads)
+    task.loss(outputs, targets).mean(1).sum().backward()
     for m in SEEDS:
-        plain = PlainTransformer(model, TASK, {k: v[m].detach() for k, v in parameters.items()})
-        expected = plain(inputs[m].double())
+        plain = PlainTransformer(model, task, {k: v[m].detach() for k, v in parameters.items()})
+        expected = plain(inputs[m], task.reads)
         torch.testing.assert_close(outputs[m], expected, rtol=1e-9, atol=1e-11)
-        TASK.loss(expected, targets[m].double()).mean().backward()
+        task.loss(expected[None], targets[m][None]).mean().backward()
         gradients = dict(plain.named_parameters())
         for k, v in parameters.items():
-            reference = gradients[name(k)].grad
-            torch.testing.assert_close(v.grad[m], reference.T if reference.dim() == 2 else reference, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(v.grad[m], transposed(k, gradients[name(k)].grad), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("task", TASKS_SMALL)
+def test_tapped_forward_is_the_fast_one_and_sees_normalised_causal_patterns(task):
+    model = Transformer(heads=4, width=16, causal=True)
+    parameters, (inputs, _, _) = setup(model, task, 20)
+    seen = {}
+    outputs = model.forward(parameters, inputs, task.reads, tap=lambda layer, p: seen.setdefault(layer, p))
+    torch.testing.assert_close(outputs, model.forward(parameters, inputs, task.reads))
+    assert seen[0].shape == (2, 20, 4, task.length, task.length) and seen[1].shape[-2:] == (len(task.reads), task.length)
+    for pattern in seen.values():
+        torch.testing.assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))
+        assert pattern.triu(task.length - pattern.shape[-2] + 1).abs().max() == 0
+
+
+def test_score_bias_moves_attention_to_the_true_pattern():
+    task = LinearMap(S=6, s=2)
+    model = Transformer(layers=1, heads=4, width=16, causal=True, score_bias=50.0)
+    parameters, batch = setup(model, task, 20)
+    seen = {}
+    model.forward(parameters, batch.inputs, task.reads, pattern=batch.pattern, tap=lambda layer, p: seen.setdefault(layer, p))
+    on_target = (seen[0] * batch.pattern[:, :, None]).sum(-1)
+    assert on_target.min() > 0.99
 
 
 @pytest.mark.parametrize("model", [Transformer(layers=2, heads=4, width=32), Transformer(layers=1, heads=2, width=32, layer_norm=True)])
@@ -58,11 +91,11 @@ def test_fifty_steps_equal_the_textbook_loop(model):
     for step in range(1, 51):
         batch = TASK.batch(constants, streams.key(seed, "train", step), training.batch)
         optimizer.zero_grad()
-        TASK.loss(plain(batch.inputs[0]), batch.targets[0]).mean().backward()
+        TASK.loss(plain(batch.inputs[0], TASK.reads)[None], batch.targets).mean().backward()
         optimizer.step()
     held_out = TASK.batch(constants, streams.key(seed, "test"), 64, train=False)
     with torch.no_grad():
-        expected = TASK.loss(plain(held_out.inputs[0]), held_out.targets[0]).mean().item()
+        expected = TASK.loss(plain(held_out.inputs[0], TASK.reads)[None], held_out.targets).mean().item()
     assert ours == pytest.approx(expected, rel=1e-4)
 
 
@@ -96,24 +129,31 @@ def test_random_targets_stay_at_chance(model):
         assert (lowest < 0.25) if learns else (lowest > 0.9 * task.chance_loss)
 
 
-def test_causal_mask_hides_later_tokens():
+@pytest.mark.parametrize("task", TASKS_SMALL[2:])
+def test_later_tokens_change_no_earlier_answer(task):
     model = Transformer(layers=2, heads=4, width=16, causal=True)
-    parameters, (inputs, _, _) = setup(model)
-    x = model._attention({k[2:]: v for k, v in parameters.items() if k.startswith("0.")}, inputs.new_zeros(2, 6, 7, 16) + inputs.mean(-1, keepdim=True))
+    parameters, (inputs, _, _) = setup(model, task, 20)
     changed = inputs.clone()
-    changed[:, :, 4:] += 1
-    y = model._attention({k[2:]: v for k, v in parameters.items() if k.startswith("0.")}, inputs.new_zeros(2, 6, 7, 16) + changed.mean(-1, keepdim=True))
-    torch.testing.assert_close(x[:, :, :4], y[:, :, :4])
-    assert (x[:, :, 4:] - y[:, :, 4:]).abs().min() > 0
+    middle = task.reads[len(task.reads) // 2]
+    changed[:, :, middle + 1 :] = (changed[:, :, middle + 1 :] + 1) % task.features
+    a, b = (model.forward(parameters, x, task.reads) for x in (inputs, changed))
+    cut = middle + 1 - task.reads[0]
+    torch.testing.assert_close(a[:, :, :cut], b[:, :, :cut])
+    assert (a[:, :, cut:] - b[:, :, cut:]).abs().amax(-1).min() > 0
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [*TASKS_SMALL, SingleLocation(T=6, d=4, position="fixed", feature=False)])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_task_and_model_builds_and_takes_a_step(task, model):
-    switches = dict(position="fixed", feature=False) if model is Toy else {}
-    run = Run(task=task(T=6, d=4, **switches), model=model(), training=Training(steps=1, eval_size=4), seed=0)
+    if model is Toy and getattr(task, "position", None) != "fixed":
+        return
+    run = Run(task=task, model=model(**({} if model is Toy else {"causal": True})), training=Training(steps=1, eval_size=4), seed=0)
     result = train([run])[0]
     assert result.steps == 1 and result.curves["test_loss"][0] != result.curves["test_loss"][1]
+
+
+def test_every_task_is_among_those_tested():
+    assert {type(task) for task in TASKS_SMALL} == set(TASKS)
 
 
 def test_field_names_are_unique_across_the_parts_of_a_run():

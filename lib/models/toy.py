@@ -34,10 +34,10 @@ class Toy(Config):
             w = streams.normal(streams.key(seeds, "W"), (task.d, task.d)) * (streams.NORMAL / math.sqrt(task.d))
         return {"a": torch.zeros(len(seeds), task.T, device=seeds.device), "W": w}
 
-    def forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """Shapes: inputs (member, batch, T, d) -> (member, batch, d)."""
+    def forward(self, parameters: dict[str, Tensor], inputs: Tensor, reads: range, *, pattern=None, tap=None) -> Tensor:
+        """Shapes: inputs (member, batch, T, d) -> (member, batch, 1, d)."""
         attention = parameters["a"].softmax(-1)
-        pooled = torch.matmul(attention[:, None, None], inputs)[:, :, 0]
+        pooled = torch.matmul(attention[:, None, None], inputs)
         return pooled @ parameters["W"].mT
 
     def observe(self, task, parameters: dict[str, Tensor], constants: dict[str, Tensor]) -> dict[str, Tensor]:

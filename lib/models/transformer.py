@@ -1,13 +1,16 @@
 """The book's Transformer, a pure function of parameters with a leading member axis.
 
-It computes only what the loss reads. The last block asks its queries at the read-out position alone, and by associativity
-projects neither keys nor values there: q (x W_K)ᵀ = (q W_Kᵀ) xᵀ and A (x W_V) = (A x) W_V. Where the first block is fed by
-an affine map of few numbers (x = u E + c) without a norm, its projections are composed: x W = u (E W) + c W.
+It computes only what the loss reads. The last block asks its queries at the read-out positions alone; where that is one
+position it projects neither keys nor values, by associativity: q (x W_K)ᵀ = (q W_Kᵀ) xᵀ and A (x W_V) = (A x) W_V. The
+first block is fed by an embedding, and its projections are made where that is small: composed with an affine map of few
+numbers (x = u E + c gives x W = u (E W) + c W), or on a table of the few different (token, position) pairs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -20,6 +23,9 @@ from lib import streams
 from lib.config import Config
 
 
+Tap = Callable[[int, Tensor], Tensor]  # (layer, attention pattern) -> the pattern to use
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map a member. Shapes: x (member, ..., in), weight (member, in, out), bias (member, out) -> (member, ..., out)."""
     flat = x.flatten(1, -2)
@@ -27,21 +33,56 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.view(*x.shape[:-1], weight.shape[-1])
 
 
+class Dense(NamedTuple):
+    """A residual stream as it is: x (member, batch, position, model)."""
+
+    x: Tensor
+
+    def dense(self) -> Tensor:
+        """(member, batch, position, model)."""
+        return self.x
+
+    def project(self, norm, weight: Tensor, bias: Tensor) -> Tensor:
+        """norm(x) W + b: (member, batch, position, out)."""
+        return linear(norm(self.x), weight, bias)
+
+
 class Affine(NamedTuple):
-    """A residual stream that is still u E + c: u (member, batch, position, feature), E (member, feature, model), c (member, position, model)."""
+    """x = u E + c with few numbers u and no norm behind it.
+
+    u (member, batch, position, feature), weight E (member, feature, model), offset c (member, position, model)
+    """
 
     u: Tensor
     weight: Tensor
     offset: Tensor
 
-    def project(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x W + b by way of u (E W) + (c W + b)."""
-        offset = linear(self.offset, weight, bias)
-        return linear(self.u, torch.bmm(self.weight, weight)) + offset[:, None]
+    def dense(self) -> Tensor:
+        """(member, batch, position, model)."""
+        return linear(self.u, self.weight) + self.offset[:, None]
+
+    def project(self, norm, weight: Tensor, bias: Tensor) -> Tensor:
+        """x W + b by way of u (E W) + (c W + b): (member, batch, position, out)."""
+        return linear(self.u, torch.bmm(self.weight, weight)) + linear(self.offset, weight, bias)[:, None]
+
+
+class Table(NamedTuple):
+    """x looked up: rows (member, token x position, model) and index (member, batch, position) into them."""
+
+    rows: Tensor
+    index: Tensor
 
     def dense(self) -> Tensor:
-        """x itself, (member, batch, position, model)."""
-        return linear(self.u, self.weight) + self.offset[:, None]
+        """(member, batch, position, model)."""
+        return self._look_up(self.rows)
+
+    def project(self, norm, weight: Tensor, bias: Tensor) -> Tensor:
+        """norm(x) W + b made on the rows, then looked up: (member, batch, position, out)."""
+        return self._look_up(linear(norm(self.rows), weight, bias))
+
+    def _look_up(self, rows: Tensor) -> Tensor:
+        first = torch.arange(len(rows), device=rows.device).view(-1, 1, 1) * rows.shape[1]
+        return F.embedding(self.index + first, rows.flatten(0, 1))
 
 
 def sinusoids(length: int, width: int, device=None) -> Tensor:
@@ -53,10 +94,13 @@ def sinusoids(length: int, width: int, device=None) -> Tensor:
 
 
 class Transformer(Config):
-    """Multi-head attention and MLP blocks over the sequence, read out at the last position by a linear map.
+    """Multi-head attention and MLP blocks over the sequence, and a linear read-out where the task reads.
 
     Defaults are the regression column of Zucchet et al. (2025), table 1. `layer_norm` is pre-norm. There is no key
     bias: it adds the same number to all scores of a query and softmax does not see it.
+
+    positions   "sinusoidal": the fixed table, added; "learned": a table of parameters, N(0, 1) at the start
+    score_bias  c: adds c where the true pattern is to the last block's scores (Baherwani et al. 2026)
     """
 
     version: ClassVar[int] = 1
@@ -71,6 +115,8 @@ class Transformer(Config):
     layer_norm: bool = False
     causal: bool = False
     activation: Literal["gelu", "relu"] = "gelu"
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    score_bias: float = 0.0
 
     def check(self, task) -> None:
         """Raise ValueError where the model cannot do the task."""
@@ -88,6 +134,8 @@ class Transformer(Config):
         """The shape of every parameter of one member; `.weight` is (in, out)."""
         model, inner = self.width, self.attention_width
         shapes = {"embed.weight": (task.features, model), "embed.bias": (model,)}
+        if self.positions == "learned":
+            shapes["position.weight"] = (task.length, model)
         for layer in range(self.layers):
             block = {"q.weight": (model, inner), "q.bias": (inner,), "k.weight": (model, inner)}
             block |= {"v.weight": (model, inner), "v.bias": (inner,), "o.weight": (inner, model), "o.bias": (model,)}
@@ -107,7 +155,9 @@ class Transformer(Config):
         """Initial parameters as torch.nn.Linear draws them, uniform within ±1/sqrt(fan-in), for seeds (member,)."""
         parameters, shapes = {}, self.shapes(task)
         for name, shape in shapes.items():
-            if "norm" in name:
+            if name == "position.weight":
+                parameters[name] = streams.normal(streams.key(seeds, name), shape) * streams.NORMAL
+            elif "norm" in name:
                 fill = torch.ones if name.endswith("scale") else torch.zeros
                 parameters[name] = fill(len(seeds), *shape, device=seeds.device)
             else:
@@ -115,62 +165,116 @@ class Transformer(Config):
                 parameters[name] = (2 * streams.uniform(streams.key(seeds, name), shape) - 1) * fan_in**-0.5
         return parameters
 
-    def forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """Answers at the last position. Shapes: inputs (member, batch, position, feature) -> (member, batch, output)."""
-        table = sinusoids(inputs.shape[2], self.width, inputs.device)
-        x = Affine(inputs, parameters["embed.weight"], parameters["embed.bias"][:, None] + table)
-        if self.layer_norm or self.width <= inputs.shape[-1]:
-            x = x.dense()
+    def forward(
+        self,
+        parameters: dict[str, Tensor],
+        inputs: Tensor,
+        reads: range,
+        *,
+        pattern: Tensor | None = None,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """Answers at the positions `reads`, which end with the last.
+
+        Shapes: inputs (member, batch, position, feature) or tokens (member, batch, position); pattern, which only
+        `score_bias` uses, (member, batch, read, position) -> (member, batch, read, output). `tap` is called with every
+        layer's attention pattern (member, batch, head, query, position) and returns the one to use.
+        """
+        bias = pattern[:, :, None] * self.score_bias if self.score_bias and pattern is not None else None
+        x = self._embed(parameters, inputs)
         for layer in range(self.layers):
             block = {k.split(".", 1)[1]: v for k, v in parameters.items() if k.startswith(f"{layer}.")}
             last = layer == self.layers - 1
-            x = self._mlp(block, self._attention_last(block, x) if last else self._attention(block, x))
-        return linear(self._norm(parameters, "final_norm", x), parameters["read.weight"], parameters["read.bias"])
+            if last and len(reads) == 1 and bias is None and tap is None:
+                x = self._attention_once(block, x.dense())
+            else:
+                hook = None if tap is None else partial(tap, layer)
+                queries = len(reads) if last else inputs.shape[2]
+                x = self._attention(block, x, queries, bias if last else None, hook)
+            x = Dense(self._mlp(block, x))
+        return linear(self._norm(parameters, "final_norm")(x.x), parameters["read.weight"], parameters["read.bias"])
 
-    def _norm(self, block: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    def _embed(self, parameters: dict[str, Tensor], inputs: Tensor) -> Dense | Affine | Table:
+        weight, length = parameters["embed.weight"], inputs.shape[2]
+        learned = self.positions == "learned"
+        table = parameters["position.weight"] if learned else sinusoids(length, self.width, inputs.device)
+        offset = parameters["embed.bias"][:, None] + table
+        if inputs.is_floating_point():
+            x = Affine(inputs, weight, offset)
+            return Dense(x.dense()) if self.layer_norm or self.width <= inputs.shape[-1] else x
+        if weight.shape[1] * 4 <= inputs.shape[1]:  # far fewer (token, position) pairs than (sequence, position) ones
+            rows = (weight[:, :, None] + offset[:, None]).flatten(1, 2)
+            return Table(rows, inputs * length + torch.arange(length, device=inputs.device))
+        return Dense(Table(weight, inputs).dense() + offset[:, None])
+
+    def _norm(self, block: dict[str, Tensor], name: str):
+        """The norm of this name as a function; the identity where there is none."""
         if not self.layer_norm:
-            return x
+            return lambda x: x
         scale, shift = (block[f"{name}.{part}"] for part in ("scale", "shift"))
-        middle = (len(x), *[1] * (x.dim() - 2), -1)
-        return F.layer_norm(x, x.shape[-1:]) * scale.view(middle) + shift.view(middle)
+
+        def norm(x: Tensor) -> Tensor:
+            middle = (len(x), *[1] * (x.dim() - 2), -1)
+            return F.layer_norm(x, x.shape[-1:]) * scale.view(middle) + shift.view(middle)
+
+        return norm
 
     def _add(self, x: Tensor, update: Tensor) -> Tensor:
         return x + update if self.residual else update
 
-    def _attention(self, block: dict[str, Tensor], x: Tensor | Affine) -> Tensor:
-        """Self-attention at every position. Shapes: (member, batch, position, model) -> the same."""
-        inner = self.attention_width
-        weight = torch.cat([block["q.weight"], block["k.weight"], block["v.weight"]], -1)
-        bias = torch.cat([block["q.bias"], torch.zeros_like(block["q.bias"]), block["v.bias"]], -1)
-        if isinstance(x, Affine):
-            qkv, x = x.project(weight, bias), x.dense()
-        else:
-            qkv = linear(self._norm(block, "attention_norm", x), weight, bias)
-        members = len(qkv)
-        q, k, v = (
-            rearrange(t, "member batch position (head dim) -> (member batch) head position dim", head=self.heads)
-            for t in qkv.split(inner, -1)
-        )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        y = rearrange(y, "(member batch) head position dim -> member batch position (head dim)", member=members)
-        return self._add(x, linear(y, block["o.weight"], block["o.bias"]))
+    def _attention(
+        self, block: dict[str, Tensor], x: Dense | Affine | Table, queries: int, bias: Tensor | None = None, hook=None
+    ) -> Tensor:
+        """Self-attention for the last `queries` positions: (member, batch, queries, model).
 
-    def _attention_last(self, block: dict[str, Tensor], x: Tensor | Affine) -> Tensor:
-        """Self-attention at the last position alone. Shapes: (member, batch, position, model) -> (member, batch, model)."""
-        x = x.dense() if isinstance(x, Affine) else x
-        h = self._norm(block, "attention_norm", x)
+        bias (member, batch, 1, queries, position) is added to the scores. With a hook the pattern is made explicitly.
+        """
+        inner, norm = self.attention_width, self._norm(block, "attention_norm")
+        weight = torch.cat([block["k.weight"], block["v.weight"]], -1)
+        shift = torch.cat([torch.zeros_like(block["v.bias"]), block["v.bias"]], -1)
+        if queries == (length := x[-1].shape[1 if isinstance(x, Affine) else 2]):
+            weight = torch.cat([block["q.weight"], weight], -1)
+            q, k, v = x.project(norm, weight, torch.cat([block["q.bias"], shift], -1)).split(inner, -1)
+            rest = x.dense()
+        else:
+            k, v = x.project(norm, weight, shift).split(inner, -1)
+            rest = x.dense()[:, :, -queries:]
+            q = linear(norm(rest), block["q.weight"], block["q.bias"])
+        members = len(q)
+        q, k, v = (rearrange(t, "m batch position (head dim) -> (m batch) head position dim", head=self.heads) for t in (q, k, v))
+        mask = self._mask(queries, length, q.device) if self.causal and queries > 1 else None
+        if bias is not None:
+            mask = bias.flatten(0, 1) if mask is None else bias.flatten(0, 1).masked_fill(~mask, -torch.inf)
+        if hook is None:
+            full = self.causal and queries == length and bias is None
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=None if full else mask, is_causal=full)
+        else:
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+            y = hook(scores.softmax(-1).unflatten(0, (members, -1))).flatten(0, 1) @ v
+        y = rearrange(y, "(m batch) head position dim -> m batch position (head dim)", m=members)
+        return self._add(rest, linear(y, block["o.weight"], block["o.bias"]))
+
+    @staticmethod
+    def _mask(queries: int, length: int, device) -> Tensor:
+        """True where a query, one of the last positions, may look: (queries, position)."""
+        return torch.ones(queries, length, dtype=torch.bool, device=device).tril(length - queries)
+
+    def _attention_once(self, block: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Self-attention for the last position alone: (member, batch, position, model) -> (member, batch, 1, model)."""
+        h = self._norm(block, "attention_norm")(x)
         q = rearrange(linear(h[:, :, -1], block["q.weight"], block["q.bias"]), "m b (h d) -> m h b d", h=self.heads)
         w_k, w_v = (rearrange(block[f"{n}.weight"], "m i (h d) -> m h i d", h=self.heads) for n in "kv")
         q = rearrange(q @ w_k.mT, "m h b i -> m b h i") * (w_k.shape[-1] ** -0.5)
-        pattern = (q @ h.mT).softmax(-1)  # (member, batch, head, position)
-        pooled = rearrange(pattern @ h, "m b h i -> m h b i") @ w_v
-        y = rearrange(pooled, "m h b d -> m b (h d)") + block["v.bias"][:, None]
-        return self._add(x[:, :, -1], linear(y, block["o.weight"], block["o.bias"]))
+        pooled = rearrange((q @ h.mT).softmax(-1) @ h, "m b h i -> m h b i") @ w_v
+        y = rearrange(pooled, "m h b d -> m b 1 (h d)") + block["v.bias"][:, None, None]
+        return self._add(x[:, :, -1:], linear(y, block["o.weight"], block["o.bias"]))
 
     def _mlp(self, block: dict[str, Tensor], x: Tensor) -> Tensor:
         if not self.mlp:
             return x
-        hidden = linear(self._norm(block, "mlp_norm", x), block["up.weight"], block["up.bias"])
+        hidden = linear(self._norm(block, "mlp_norm")(x), block["up.weight"], block["up.bias"])
         hidden = F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden)
         return self._add(x, linear(hidden, block["down.weight"], block["down.bias"]))
 

@@ -1,20 +1,58 @@
-"""What the training loop asks of a task."""
+"""What the model and the training loop ask of a task.
+
+Every task has
+    length      positions of the input
+    reads       range of positions at which the answer is read; the loss is their mean
+    features    input numbers a position; for tokens how many there are, one-hot
+    outputs     numbers (regression) or logits (tokens) a read position
+    chance_loss what knowing nothing attains
+    constants(seeds), batch(constants, key, size, train=), loss(outputs, targets), metrics(outputs, targets)
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from lib.config import Config
 
 
 class Batch(NamedTuple):
     """Sequences with their answers.
 
-    inputs    (member, batch, position, feature) float32
-    targets   (member, batch, ...) what the loss compares with
-    relevant  (member, batch, copies) int64: the positions that hold the answer, the true attention pattern
+    inputs   (member, batch, position, feature) float32, or (member, batch, position) int64 tokens
+    targets  (member, batch, read, output) float32, or (member, batch, read) int64 tokens
+    pattern  (member, batch, read, position) bool: the positions that hold the answer, the attention to be found
     """
 
     inputs: Tensor
     targets: Tensor
-    relevant: Tensor
+    pattern: Tensor
+
+
+class TokenTask(Config):
+    """A task whose answers are tokens: cross-entropy and accuracy."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of a sequence's answers, nats. Shapes: (member, batch, read, token), (member, batch, read) -> (member, batch)."""
+        return self.token_loss(outputs, targets).mean(-1)
+
+    def token_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of each answer, nats: (member, batch, read)."""
+        return F.cross_entropy(outputs.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Averages over the batch, each (member,)."""
+        return {"accuracy": (outputs.argmax(-1) == targets).float().mean((1, 2))}
+
+
+def one_sequence(task, seed: int = 0) -> Batch:
+    """One test sequence without the member and batch axes: what the docstrings show."""
+    from lib import streams
+
+    seeds = torch.tensor([seed])
+    batch = task.batch(task.constants(seeds), streams.key(seeds, "example"), 1, train=False)
+    return Batch(*(t[0, 0] for t in batch))

@@ -34,8 +34,8 @@ class SingleLocation(Config):
     [-0.88, 0.42, 0.0]
     [-0.83, -0.58, 1.0]
     [1.06, 0.32, 0.0]
-    >>> print(batch.relevant[0, 0].tolist(), [round(y, 2) for y in batch.targets[0, 0].tolist()])
-    [1] [-0.67, 0.78]
+    >>> print(batch.pattern[0, 0, 0].int().tolist(), [round(y, 2) for y in batch.targets[0, 0, 0].tolist()])
+    [0, 1, 0] [-0.67, 0.78]
     """
 
     version: ClassVar[int] = 1
@@ -64,13 +64,18 @@ class SingleLocation(Config):
         return self.T
 
     @property
+    def reads(self) -> range:
+        """The last position."""
+        return range(self.T - 1, self.T)
+
+    @property
     def features(self) -> int:
         """Input numbers a token."""
         return self.d + self.feature
 
     @property
     def outputs(self) -> int:
-        """Output numbers a sequence."""
+        """Output numbers at the read-out position."""
         return self.d
 
     @property
@@ -108,11 +113,16 @@ class SingleLocation(Config):
         x.scatter_(2, where.expand(-1, -1, -1, self.d), answer.expand(-1, -1, self.B, -1))
         inputs = torch.empty(members, size, self.T, self.features, device=key.device)
         torch.mul(x, scale, out=inputs[..., : self.d])
+        pattern = torch.zeros(members, size, self.T, dtype=torch.bool, device=key.device).scatter_(2, relevant, True)
         if self.feature:
-            inputs[..., self.d] = torch.zeros(members, size, self.T, device=key.device).scatter_(2, relevant, 1.0)
+            inputs[..., self.d] = pattern
         targets = (answer[:, :, 0].double() @ constants["W*"].mT * scale).float()
-        return Batch(inputs, targets, relevant)
+        return Batch(inputs, targets[:, :, None], pattern[:, :, None])
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Half the squared error a sequence. Shapes: (member, batch, d) twice -> (member, batch)."""
-        return 0.5 * (outputs - targets).square().sum(-1)
+        """Half the squared error a sequence. Shapes: (member, batch, 1, d) twice -> (member, batch)."""
+        return 0.5 * (outputs - targets).square().sum((-2, -1))
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Nothing beyond the loss."""
+        return {}

@@ -1,0 +1,139 @@
+"""One-dimensional cellular automata (Baherwani et al. 2026): infer the rule in context, then look at the neighbourhood."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from lib import streams
+from lib.tasks.base import Batch, TokenTask
+
+
+class CellularAutomaton(TokenTask):
+    """`states` states of S cells, flattened to one sequence; each follows from the one before by a rule of its sequence.
+
+    colours  values of a cell               window  cells that a rule looks at, odd
+    k        times the rule is applied from state to state; the neighbourhood spans k (window - 1) + 1 cells
+    pool     rule tables drawn once a run, one of them a sequence; 0: a fresh table for every sequence
+    boundary "circular", or "zero": cells beyond the ends are 0
+
+    >>> from lib.tasks.base import one_sequence
+    >>> inputs, targets, pattern = one_sequence(CellularAutomaton(S=5, states=3, colours=2))
+    >>> print(inputs.tolist(), "->", targets.tolist())
+    [0] -> [0]
+    >>> print(pattern[1].int().tolist())
+    [0]
+    """
+
+    version: ClassVar[int] = 1
+    kind: Literal["cellular_automaton"] = "cellular_automaton"
+    S: int = Field(16, ge=1, le=1024)
+    states: int = Field(16, ge=2, le=256)
+    colours: int = Field(4, ge=2, le=64)
+    window: int = Field(3, ge=1, le=9)
+    k: int = Field(1, ge=1, le=64)
+    pool: int = Field(256, ge=0, le=1 << 20)
+    boundary: Literal["circular", "zero"] = "circular"
+
+    @model_validator(mode="after")
+    def _possible(self):
+        if self.window % 2 == 0:
+            raise ValueError(f"window: {self.window} has no middle cell; choose an odd number")
+        if self.span > self.S:
+            raise ValueError(
+                f"k: {self.k} applications of a window of {self.window} span {self.span} cells, more than S = {self.S}; "
+                "lower k or window, or raise S"
+            )
+        if self.colours**self.window > 1 << 20:
+            raise ValueError(f"window: a rule table of {self.colours}^{self.window} entries is too large; lower window or colours")
+        if self.pool > 1 and math.log(self.pool) > self.colours**self.window * math.log(self.colours):
+            raise ValueError(f"pool: {self.pool} rules are more than the {self.colours ** self.colours ** self.window} that exist; lower pool")
+        return self
+
+    @property
+    def span(self) -> int:
+        """Cells of the neighbourhood."""
+        return self.k * (self.window - 1) + 1
+
+    @property
+    def length(self) -> int:
+        """Positions of the input: all cells but the last."""
+        return self.states * self.S - 1
+
+    @property
+    def reads(self) -> range:
+        """Positions from which a cell of the second state or later is predicted."""
+        return range(self.S - 1, self.length)
+
+    @property
+    def features(self) -> int:
+        """Colours."""
+        return self.colours
+
+    @property
+    def outputs(self) -> int:
+        """Logits of an answer."""
+        return self.colours
+
+    @property
+    def chance_loss(self) -> float:
+        """Cross-entropy of a fair die: ln colours."""
+        return math.log(self.colours)
+
+    def constants(self, seeds: Tensor) -> dict[str, Tensor]:
+        """The pool's rule tables (member, pool, colours^window) int64; none if every sequence has its own."""
+        return {"rules": streams.integers(streams.key(seeds, "rules"), (self.pool, self.colours**self.window), self.colours)} if self.pool else {}
+
+    def draw(self, constants: dict[str, Tensor], key: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Histories (member, size, states, S), the rule table of each (member, size, entries), and its place in the pool."""
+        entries = self.colours**self.window
+        if self.pool:
+            which = streams.integers(streams.key(key, "rule"), (size,), self.pool)
+            table = constants["rules"].gather(1, which[..., None].expand(-1, -1, entries))
+        else:
+            which = torch.zeros(len(key), size, dtype=torch.int64, device=key.device)
+            table = streams.integers(streams.key(key, "table"), (size, entries), self.colours)
+        history = [streams.integers(key, (size, self.S), self.colours)]
+        for _ in range(self.states - 1):
+            history.append(self.advance(history[-1], table))
+        return torch.stack(history, 2), table, which
+
+    def advance(self, cells: Tensor, table: Tensor) -> Tensor:
+        """The next state: k applications of the rule. Shapes: (..., S), (..., entries) -> (..., S)."""
+        reach = self.window // 2
+        for _ in range(self.k):
+            if self.boundary == "circular":
+                padded = torch.cat([cells[..., self.S - reach :], cells, cells[..., :reach]], -1)
+            else:
+                padded = torch.nn.functional.pad(cells, (reach, reach))
+            index = torch.zeros_like(cells)
+            for offset in range(self.window):
+                index = index * self.colours + padded[..., offset : offset + self.S]
+            cells = table.gather(-1, index)
+        return cells
+
+    def batch(self, constants: dict[str, Tensor], key: Tensor, size: int, *, train: bool = True) -> Batch:
+        """`size` fresh sequences a member from the stream `key` (member,); training and test data are alike."""
+        cells = self.draw(constants, key, size)[0].flatten(2)
+        pattern = self.pattern(key.device).expand(len(key), size, -1, -1)
+        return Batch(cells[..., :-1], cells[..., self.S :], pattern)
+
+    def pattern(self, device=None) -> Tensor:
+        """The neighbourhood in the state before: (read, position) bool."""
+        target = torch.arange(self.S, self.states * self.S, device=device)[:, None]
+        offset = torch.arange(-(self.span // 2), self.span // 2 + 1, device=device)
+        cell = target % self.S + offset
+        there = (cell >= 0) & (cell < self.S) | (self.boundary == "circular")
+        position = (target // self.S - 1) * self.S + cell % self.S
+        mask = torch.zeros(len(target), self.states * self.S, dtype=torch.bool, device=device)
+        return mask.scatter_(1, position, there)[:, :-1]
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Accuracy, and the loss of each state after the first: later states have seen more of the rule."""
+        states = self.token_loss(outputs, targets).unflatten(-1, (self.states - 1, self.S)).mean((1, 3))
+        by_state = {f"state_{i + 1}": states[:, i] for i in range(self.states - 1)}
+        return super().metrics(outputs, targets) | by_state
