@@ -26,9 +26,9 @@ class AssociativeRecall(TokenTask):
     >>> from lib.tasks.base import one_sequence
     >>> inputs, targets, pattern = one_sequence(AssociativeRecall(N_pairs=4, N_tokens=10))
     >>> print(inputs.tolist(), "->", targets.tolist())
-    [0] -> [0]
+    [7, 5, 4, 9, 9, 4, 0, 7, 9] -> [4]
     >>> print(pattern[0].int().tolist())
-    [0]
+    [0, 0, 0, 0, 0, 1, 0, 0, 0]
     """
 
     version: ClassVar[int] = 1

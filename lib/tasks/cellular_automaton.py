@@ -24,9 +24,9 @@ class CellularAutomaton(TokenTask):
     >>> from lib.tasks.base import one_sequence
     >>> inputs, targets, pattern = one_sequence(CellularAutomaton(S=5, states=3, colours=2))
     >>> print(inputs.tolist(), "->", targets.tolist())
-    [0] -> [0]
+    [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1] -> [1, 1, 0, 0, 1, 0, 0, 0, 1, 1]
     >>> print(pattern[1].int().tolist())
-    [0]
+    [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     """
 
     version: ClassVar[int] = 1

@@ -25,9 +25,12 @@ class LinearMap(TokenTask):
     >>> from lib.tasks.base import one_sequence
     >>> inputs, targets, pattern = one_sequence(LinearMap(S=4, s=2))
     >>> print(inputs.tolist(), "->", targets.tolist())
-    [0] -> [0]
+    [1, 0, 1, 1, 1, 0, 0] -> [1, 0, 0, 0]
     >>> for row in pattern.int().tolist(): print(row)
-    [0]
+    [0, 1, 0, 1, 0, 0, 0]
+    [0, 0, 1, 1, 0, 0, 0]
+    [0, 0, 1, 1, 0, 0, 0]
+    [0, 0, 1, 1, 0, 0, 0]
     """
 
     version: ClassVar[int] = 1
