@@ -55,6 +55,7 @@ class Claim(Config):
     measures: Annotated[dict[Name, Line], Field(min_length=1)]
     rule: dict[Literal["agrees", "direction"], dict[Name, Range]]
     why: Line
+    amended: Line | None = None  # what the rule was before a run, where it was changed after one, and why
 
     @model_validator(mode="after")
     def _well_formed(self) -> Claim:

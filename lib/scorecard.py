@@ -79,8 +79,8 @@ def rules() -> Styler:
         "measured": "\n".join(f"{name}: {definition}" for name, definition in claim.measures.items()),
         **{verdict: "\n".join(f"{name} {_range(ends)}" for name, ends in claim.rule[verdict].items())
            for verdict in ("agrees", "direction")},
-        "why": claim.why,
-    } for claim in claims.load()]), "The rules, written before the runs", "rules")
+        "why": claim.why + (f"\nAmended after a run: {claim.amended}" if claim.amended else ""),
+    } for claim in claims.load()]), "The rules, written before the runs; a rule that was changed after one says so", "rules")
 
 
 def _short(mine: claims.Verdict) -> str:

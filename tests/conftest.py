@@ -1,4 +1,4 @@
-"""The tests have a store and a build folder of their own, for the notebooks too; nothing in the repository is touched."""
+"""The tests have a store and a build folder of their own, for the notebooks too; the repository is not touched."""
 
 import os
 import shutil

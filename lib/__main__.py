@@ -1,0 +1,125 @@
+"""The command line: run, sweep, freeze, refresh a chapter; build the book."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from lib import chapters
+from lib.config import InputError
+
+
+def _train(chapter: str, profile: str, experiments: dict, values: dict) -> dict:
+    """Train what is absent, in this process's terminal, as the chapter would."""
+    from lib.sweep import sweep
+
+    return sweep(
+        experiments,
+        chapter=chapter,
+        profile=profile,
+        workers=values.get("workers", 0),
+        device=values.get("device", "auto"),
+    )
+
+
+def _run(chapter: str, profile: str, overrides: dict, out: Path | None = None) -> None:
+    start = time.monotonic()
+    values = chapters.parameters(chapter, profile, overrides)
+    experiments = chapters.grid(chapter, profile, overrides)
+    chapters.output(chapter, out)
+    print(f"{chapter}: profile {profile}", flush=True)
+    if experiments and values.get("missing") != "skip":
+        _train(chapter, profile, experiments, values)
+    path = chapters.execute(chapter, profile, overrides, out)
+    print(f"{chapter}: done in {time.monotonic() - start:.0f} s: {os.path.relpath(path)}", flush=True)
+
+
+def run(args) -> None:
+    """Check everything, train what is missing where progress can be seen, then execute the chapter."""
+    _run(args.chapter, args.profile, chapters.parse(args.chapter, dict(args.p)), args.out)
+
+
+def sweep(args) -> None:
+    """Train the runs of a chapter that the store lacks, without the notebook."""
+    overrides = chapters.parse(args.chapter, dict(args.p))
+    experiments = chapters.grid(args.chapter, args.profile, overrides)
+    if args.experiment:
+        experiments = {args.experiment: experiments[chapters.one_of("experiment", args.experiment, list(experiments))]}
+    values = chapters.parameters(args.chapter, args.profile, overrides)
+    for name, result in _train(args.chapter, args.profile, experiments, values).items():
+        states = ", ".join(f"{count} {state}" for state, count in result.rows.status.value_counts().items())
+        print(f"{args.chapter}: {name}: {result} ({states})")
+
+
+def freeze(args) -> None:
+    """Copy a chapter's finished runs from the store into book/results, where git keeps them."""
+    from lib import store
+
+    experiments = chapters.grid(args.chapter, args.profile)
+    runs = [run for experiment in experiments.values() for run in experiment]
+    count = store.freeze(runs, store.Store(), args.chapter, args.profile)
+    print(f"{args.chapter}: {count} of {len({run.key for run in runs})} runs frozen for profile {args.profile}")
+
+
+def refresh(args) -> None:
+    """Run a chapter at its defaults and store the outputs that the tests compare."""
+    print(os.path.relpath(chapters.refresh(args.chapter)))
+
+
+def build(args) -> None:
+    """Every chapter at the best profile that results exist for, or the given one; then the scorecard and the site."""
+    from lib import claims, site
+
+    for chapter in chapters.names():
+        profile = args.profile or chapters.best_profile(chapter)
+        frozen = not args.profile and profile != "quick" and "missing" in chapters.parameters(chapter)
+        _run(chapter, profile, {"missing": "skip"} if frozen else {})
+    claims.write_scorecard(chapters.build_folder() / "scorecard.json")
+    print(f"site: {os.path.relpath(site.build())}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lib", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(action, chapter=True, profile="quick", p=False):
+        sub = commands.add_parser(action.__name__, help=action.__doc__, description=action.__doc__)
+        sub.set_defaults(action=action)
+        if chapter:
+            sub.add_argument("chapter", help="its name, such as theory")
+        if profile != "":
+            sub.add_argument("--profile", default=profile, metavar="P", help=", ".join(chapters.PROFILES))
+        if p:
+            sub.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter")
+        return sub
+
+    command(run, p=True).add_argument("--out", type=Path, help="where the executed notebook goes")
+    command(sweep, p=True).add_argument("--experiment", metavar="E", help="only this one of the chapter's experiments")
+    command(freeze)
+    command(refresh, profile="")
+    command(build, chapter=False, profile=None)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 2 for bad input, 1 for a chapter that failed, 130 when interrupted."""
+    args = _parser().parse_args(argv)
+    for name in ("BOOK_DIR", "BOOK_STORE", "BOOK_BUILD", "BOOK_RESULTS"):  # chapters run in another folder
+        if os.environ.get(name):
+            os.environ[name] = os.path.abspath(os.environ[name])
+    try:
+        args.action(args)
+    except (InputError, chapters.BookError) as e:
+        print(f"python -m lib: {e}", file=sys.stderr)
+        return 2 if isinstance(e, InputError) else 1
+    except KeyboardInterrupt:
+        print("\npython -m lib: interrupted; finished runs are kept, the next call goes on from there", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
