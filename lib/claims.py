@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import math
 import operator
@@ -136,8 +137,17 @@ class Verdict(Record):
 def load(path: Path | str = CLAIMS) -> list[Claim]:
     """Every claim of a YAML file, in its order; a malformed one is an `InputError` that names it."""
     try:
-        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    return list(_parse(text, path))
+
+
+@functools.lru_cache(maxsize=8)
+def _parse(text: str, path: Path | str) -> tuple[Claim, ...]:
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
         raise InputError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise InputError(f"{path}: must be a list of claims, each a mapping")
@@ -150,7 +160,7 @@ def load(path: Path | str = CLAIMS) -> list[Claim]:
         if claim.id in claims:
             raise InputError(f"{path}: claim {claim.id} stands there twice; remove one")
         claims[claim.id] = claim
-    return list(claims.values())
+    return tuple(claims.values())
 
 
 def record(

@@ -31,6 +31,8 @@ def build(folder: Path | None = None, *, strict: bool = True) -> Path:
     folder = folder or chapters.build_folder()
     source, html = folder / "site-src", folder / "html"
     stage(folder / "chapters", source)
+    for old in (html, folder / ".doctrees"):  # Sphinx misses changed styles and keeps pages that are gone
+        shutil.rmtree(old, ignore_errors=True)
     failed = build_sphinx(
         source,
         html,
