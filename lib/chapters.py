@@ -10,6 +10,9 @@ import ast
 import json
 import os
 import re
+import sys
+import tempfile
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -249,25 +252,34 @@ def execute(chapter: str, profile: str = "quick", overrides: dict | None = None,
     values = _resolve(space, chapter, profile, overrides)
     out = output(chapter, out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else the kernel warns about Python's frozen modules
-    try:
-        papermill.execute_notebook(
-            book() / f"{chapter}.ipynb",
-            out,
-            {name: v for name, v in values.items() if v != defaults[name]},
-            kernel_name="python3",
-            language="python",
-            cwd=book(),
-            progress_bar=False,
-            extra_arguments=["--log-level=ERROR"],  # else each kernel warns that its ports are not encrypted
-        )
-    except papermill.PapermillExecutionError as e:
-        first = next((line for line in e.source.splitlines() if line.strip()), "")
-        where, why = f"{chapter}: cell [{e.exec_count}] ({first.strip()})", " ".join(e.evalue.split())
-        raise BookError(f"{where} failed: {e.ename}: {why}; executed so far: {out}") from None
-    except RuntimeError as e:  # a kernel that died
-        raise BookError(f"{chapter}: {' '.join(str(e).split())}; executed so far: {out}") from None
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    source = book() / f"{chapter}.ipynb"
+    with tempfile.TemporaryFile() as noise:
+        try:
+            with _standard_error_to(noise):
+                papermill.execute_notebook(source, out, changed, kernel_name="python3", cwd=book(), progress_bar=False)
+        except papermill.PapermillExecutionError as e:
+            first = next((line for line in e.source.splitlines() if line.strip()), "")
+            where, why = f"{chapter}: cell [{e.exec_count}] ({first.strip()})", " ".join(e.evalue.split())
+            raise BookError(f"{where} failed: {e.ename}: {why}; executed so far: {out}") from None
+        except RuntimeError as e:  # the kernel died: what it said last is the only trace
+            noise.seek(0)
+            sys.stderr.write(noise.read().decode(errors="replace"))
+            raise BookError(f"{chapter}: {' '.join(str(e).split())}; executed so far: {out}") from None
     return out
+
+
+@contextmanager
+def _standard_error_to(file):
+    """Keep a kernel's own messages (ports, debugger, a traceback when it is stopped) off the terminal."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 def refresh(chapter: str) -> Path:

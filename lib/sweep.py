@@ -43,7 +43,7 @@ class Sweep:
         return f"{len(self.rows)} runs{missing}"
 
 
-def _watch_parent() -> None:
+def prepare_worker() -> None:
     """A worker ends with the process that started it, however that ended."""
     parent = multiprocessing.parent_process()
     if parent:
@@ -111,7 +111,7 @@ def _results(jobs: list[list[Run]], store: Store, workers: int, device: str) -> 
             yield _work(job, str(store.folder), device)
         return
     context = multiprocessing.get_context("spawn")
-    pool: Executor = ProcessPoolExecutor(min(workers, len(jobs)), context, _watch_parent)
+    pool: Executor = ProcessPoolExecutor(min(workers, len(jobs)), context, prepare_worker)
     try:
         futures = [pool.submit(_work, job, str(store.folder), device) for job in jobs]
         for future in as_completed(futures):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from lib.run import Run, Training
 from lib.tasks.base import Batch
 
 EVAL_CHUNK = 64  # held-out sequences a forward pass: bounds memory
+Visit = Callable[[int, dict[str, Tensor], dict[str, Tensor]], None]  # (step, the members' parameters, their constants)
 
 
 class Result(NamedTuple):
@@ -89,11 +90,11 @@ def _evaluate(task, model, parameters, constants, held_out: Batch) -> dict[str, 
     return {name: values.tolist() for name, values in measured.items()}
 
 
-def train(runs: Sequence[Run], device: str = "cpu") -> list[Result]:
+def train(runs: Sequence[Run], device: str = "cpu", visit: Visit | None = None) -> list[Result]:
     """Train runs that differ in seeds alone; returns their results in order. Data are made as they are needed.
 
     A member ends by itself, when its test loss has been below `stop_below` for its tail, when it is not finite, or with
-    the budget; the others go on as if it had never been there.
+    the budget; the others go on as if it had never been there. `visit` is called at each reading.
     """
     if len({run.alike for run in runs}) != 1:
         raise InputError("train: runs that share a batch may differ in their seeds alone; give them to lib.sweep")
@@ -125,6 +126,8 @@ def train(runs: Sequence[Run], device: str = "cpu") -> list[Result]:
                 total += loss.detach()
             measured = _evaluate(task, model, parameters, constants, held_out)
             measured["train_loss"] = (total / (step - first)).tolist() if step else [math.nan] * len(alive)
+            if visit:
+                visit(step, {name: value.detach() for name, value in parameters.items()}, constants)
             stay = []
             for place, member in enumerate(alive):
                 values = {k: v[place] for k, v in measured.items()}

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from reference import PlainTransformer, name, transposed
 
 from lib import streams
+from lib.bench import PlainLoop, PlainTransformer
 from lib.models import MODELS, Toy, Transformer
 from lib.run import Run, Training
 from lib.tasks import TASKS, AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
@@ -46,13 +46,13 @@ def test_equals_the_textbook_model_forward_and_gradient(task, switches, size):
     outputs = model.forward(parameters, inputs, task.reads)
     task.loss(outputs, targets).mean(1).sum().backward()
     for m in SEEDS:
-        plain = PlainTransformer(model, task, {k: v[m].detach() for k, v in parameters.items()})
+        plain = PlainTransformer(model, task).load({k: v[m].detach() for k, v in parameters.items()})
         expected = plain(inputs[m], task.reads)
         torch.testing.assert_close(outputs[m], expected, rtol=1e-9, atol=1e-11)
         task.loss(expected[None], targets[m][None]).mean().backward()
         gradients = dict(plain.named_parameters())
         for k, v in parameters.items():
-            torch.testing.assert_close(v.grad[m], transposed(k, gradients[name(k)].grad), rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(v.grad[m], plain.transposed(k, gradients[plain.name(k)].grad), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("task", TASKS_SMALL)
@@ -83,20 +83,9 @@ def test_fifty_steps_equal_the_textbook_loop(model):
     """The loop's losses after 50 steps against torch.optim.Adam on the nn.Module, same data."""
     training = Training(steps=50, every=50, learning_rate=1e-3, eval_size=64)
     run = Run(task=TASK, model=model, training=training, seed=1)
-    ours = train([run])[0].curves["test_loss"][-1]
-    seed = torch.tensor([1])
-    constants = TASK.constants(seed)
-    plain = PlainTransformer(model, TASK, {k: v[0] for k, v in model.init(TASK, seed).items()})
-    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-3)
-    for step in range(1, 51):
-        batch = TASK.batch(constants, streams.key(seed, "train", step), training.batch)
-        optimizer.zero_grad()
-        TASK.loss(plain(batch.inputs[0], TASK.reads)[None], batch.targets).mean().backward()
-        optimizer.step()
-    held_out = TASK.batch(constants, streams.key(seed, "test"), 64, train=False)
-    with torch.no_grad():
-        expected = TASK.loss(plain(held_out.inputs[0], TASK.reads)[None], held_out.targets).mean().item()
-    assert ours == pytest.approx(expected, rel=1e-4)
+    loop = PlainLoop(run)
+    loop.advance(50)
+    assert train([run])[0].curves["test_loss"][-1] == pytest.approx(loop.test_loss(), rel=1e-4)
 
 
 def test_initialisation_is_that_of_torch_linear():

@@ -1,0 +1,261 @@
+"""Our loop against the textbook one, interleaved in one run: `make bench`.
+
+Plain is what a user would write: one nn.Module over the full sequence, autograd, torch.optim, one model at a time with
+torch's own choice of threads. Ours is `lib.train.train`, one single-threaded worker a core. Same task, batch, widths and
+loss; rates are member-steps a second. FLOPs are counted by torch on our own step, so what we need not compute counts for
+nobody; the peak is that of float32 matrix products on all workers at once, measured in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lib import streams
+from lib.models import Transformer
+from lib.models.transformer import sinusoids
+from lib.run import Run, Training
+from lib.store import Store
+from lib.sweep import prepare_worker, sweep
+from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
+from lib.train import train
+
+ALTERNATIONS = 5
+SECONDS = 2.0  # of each side in each alternation
+
+MASKED = dict(causal=True, positions="learned", layer_norm=True)
+ADAMW = dict(optimizer="adamw", learning_rate=1e-3, weight_decay=0.01)
+CASES = {
+    "linear map S 16, s 3": Run(
+        task=LinearMap(S=16, s=3), model=Transformer(layers=1, width=128, heads=8, **MASKED), training=Training(batch=256, **ADAMW)
+    ),
+    "regression T 64": Run(task=SingleLocation(T=64, d=16), model=Transformer(), training=Training()),
+    "regression T 16": Run(task=SingleLocation(T=16, d=16), model=Transformer(), training=Training()),
+    "associative recall 32 pairs, 256 tokens": Run(
+        task=AssociativeRecall(N_pairs=32, N_tokens=256), model=Transformer(layers=4, causal=True), training=Training()
+    ),
+    "cellular automata S 16, T 16": Run(
+        task=CellularAutomaton(), model=Transformer(layers=4, width=128, heads=8, **MASKED), training=Training(**ADAMW)
+    ),
+}
+STUDY = [
+    Run(
+        task=LinearMap(S=12, s=3), model=Transformer(layers=1, width=64, heads=8, **MASKED), seed=seed,
+        training=Training(batch=256, steps=10_000, every=25, spacing=0.0, eval_size=256, stop_below=0.05, tail=0.0, **ADAMW),
+    )
+    for seed in range(16)
+]
+
+
+# ---------------------------------------------------------------------------------------------------------- the textbook
+class Block(nn.Module):
+    """Pre-norm attention and MLP over the full sequence."""
+
+    def __init__(self, c: Transformer):
+        super().__init__()
+        self.c, inner = c, c.attention_width
+        self.q, self.k = nn.Linear(c.width, inner), nn.Linear(c.width, inner, bias=False)
+        self.v, self.o = nn.Linear(c.width, inner), nn.Linear(inner, c.width)
+        if c.mlp:
+            self.up, self.down = nn.Linear(c.width, c.mlp_factor * c.width), nn.Linear(c.mlp_factor * c.width, c.width)
+        if c.layer_norm:
+            self.attention_norm = nn.LayerNorm(c.width)
+            self.mlp_norm = nn.LayerNorm(c.width) if c.mlp else None
+
+    def forward(self, x):
+        c, (b, t, _) = self.c, x.shape
+        h = self.attention_norm(x) if c.layer_norm else x
+        q, k, v = (m(h).view(b, t, c.heads, -1).transpose(1, 2) for m in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=c.causal).transpose(1, 2).reshape(b, t, -1)
+        x = x + self.o(y) if c.residual else self.o(y)
+        if not c.mlp:
+            return x
+        h = self.mlp_norm(x) if c.layer_norm else x
+        h = self.down(F.gelu(self.up(h)) if c.activation == "gelu" else F.relu(self.up(h)))
+        return x + h if c.residual else h
+
+
+class PlainTransformer(nn.Module):
+    """The model of a `Transformer` configuration, written as anybody would."""
+
+    def __init__(self, c: Transformer, task):
+        super().__init__()
+        self.embed, self.read = nn.Linear(task.features, c.width), nn.Linear(c.width, task.outputs)
+        self.position = nn.Embedding(task.length, c.width) if c.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.final_norm = nn.LayerNorm(c.width) if c.layer_norm else nn.Identity()
+
+    def forward(self, inputs, reads: range):
+        """Shapes: (batch, position, feature) or tokens (batch, position) -> (batch, read, output)."""
+        tokens = not inputs.is_floating_point()
+        x = F.embedding(inputs, self.embed.weight.T) + self.embed.bias if tokens else self.embed(inputs)
+        x = x + (self.position.weight if self.position else sinusoids(inputs.shape[1], self.embed.out_features))
+        for block in self.blocks:
+            x = block(x)
+        return self.read(self.final_norm(x)[:, reads[0] :])
+
+    def load(self, parameters: dict[str, torch.Tensor]) -> PlainTransformer:
+        """Take one member's parameters, in their own precision."""
+        own = dict(self.to(next(iter(parameters.values())).dtype).named_parameters())
+        assert len(own) == len(parameters), set(own) ^ {self.name(k) for k in parameters}
+        with torch.no_grad():
+            for k, v in parameters.items():
+                own[self.name(k)].copy_(self.transposed(k, v))
+        return self
+
+    @staticmethod
+    def transposed(key: str, value: torch.Tensor) -> torch.Tensor:
+        """Ours (in, out) -> torch's (out, in); tables stay."""
+        return value.T if value.dim() == 2 and key != "position.weight" else value
+
+    @staticmethod
+    def name(key: str) -> str:
+        """Our parameter name -> the module's."""
+        key = f"blocks.{key}" if key[0].isdigit() else key
+        return key.replace(".scale", ".weight").replace(".shift", ".bias")
+
+
+class PlainLoop:
+    """The textbook loop on one run's task, data stream and initial weights."""
+
+    def __init__(self, run: Run):
+        self.run, self.step, t = run, 0, run.training
+        self.seed = torch.tensor([run.seed])
+        self.constants = run.task.constants(self.seed)
+        initial = run.model.init(run.task, self.seed)
+        self.model = PlainTransformer(run.model, run.task).load({k: v[0] for k, v in initial.items()})
+        parameters = self.model.parameters()
+        if t.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(parameters, lr=t.learning_rate)
+        elif t.optimizer == "adam":
+            self.optimizer = torch.optim.Adam(parameters, lr=t.learning_rate)
+        else:
+            self.optimizer = torch.optim.AdamW(parameters, lr=t.learning_rate, weight_decay=t.weight_decay)
+
+    def advance(self, steps: int) -> None:
+        """Take steps."""
+        task = self.run.task
+        for _ in range(steps):
+            self.step += 1
+            key = streams.key(self.seed, "train", self.step)
+            inputs, targets, _ = task.batch(self.constants, key, self.run.training.batch)
+            self.optimizer.zero_grad()
+            task.loss(self.model(inputs[0], task.reads)[None], targets).mean().backward()
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def test_loss(self) -> float:
+        """Loss on the run's held-out sequences."""
+        task = self.run.task
+        key = streams.key(self.seed, "test")
+        inputs, targets, _ = task.batch(self.constants, key, self.run.training.eval_size, train=False)
+        return task.loss(self.model(inputs[0], task.reads)[None], targets).mean().item()
+
+
+# ----------------------------------------------------------------------------------------------------------- measurement
+def timed(run: Run, steps: int) -> float:
+    """Steps a second of our loop, in this process."""
+    training = run.training.model_copy(update=dict(steps=steps, every=steps, eval_size=1, stop_below=None))
+    return steps / train([run.model_copy(update={"training": training})])[0].wall_s
+
+
+def peak(seconds: float) -> float:
+    """Float32 FLOPs a second of a cache-friendly matrix product, one thread."""
+    a, b = torch.randn(1024, 512), torch.randn(512, 512)
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        torch.mm(a, b)
+        count += 1
+    return 2 * a.shape[0] * a.shape[1] * b.shape[1] * count / (time.perf_counter() - start)
+
+
+def step_flops(run: Run) -> int:
+    """FLOPs of the matrix products of one of our steps, forward and backward."""
+    with FlopCounterMode(display=False) as counter:
+        timed(run, 2)
+    both = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        timed(run, 1)
+    return both - counter.get_total_flops()
+
+
+def compare(name: str, run: Run, pool: ProcessPoolExecutor, workers: int) -> dict:
+    """One case of the bench: medians of interleaved measurements."""
+    flops = step_flops(run)
+    plain = PlainLoop(run)
+    start = time.perf_counter()
+    plain.advance(3)
+    plain_steps = max(3, round(SECONDS * 3 / (time.perf_counter() - start)))
+    our_steps = max(3, round(SECONDS * min(pool.map(timed, [run] * workers, [5] * workers))))
+    ours, theirs, peaks = [], [], []
+    for _ in range(ALTERNATIONS):
+        peaks.append(sum(pool.map(peak, [SECONDS / 4] * workers)))
+        ours.append(sum(pool.map(timed, [run] * workers, [our_steps] * workers)))
+        start = time.perf_counter()
+        plain.advance(plain_steps)
+        theirs.append(plain_steps / (time.perf_counter() - start))
+    rate, top = statistics.median(ours), statistics.median(peaks)
+    return {
+        "case": name, "ours": rate, "plain": statistics.median(theirs), "ratio": statistics.median(ours) / statistics.median(theirs),
+        "roofline_fraction": flops * rate / top, "device": "cpu", "threads": workers, "flops": flops, "peak": top,
+    }
+
+
+def study(workers: int) -> dict:
+    """Sixteen seeds to their last emergence, both sides with early exit, ours with the start of its workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        sweep({"study": STUDY}, chapter="bench", store=Store(folder), workers=workers, device="cpu")
+        ours = time.perf_counter() - start
+    start = time.perf_counter()
+    for run in STUDY:
+        loop = PlainLoop(run)
+        while loop.step < run.training.steps and loop.test_loss() > run.training.stop_below:
+            loop.advance(run.training.every)
+    plain = time.perf_counter() - start
+    return {"case": "16-seed study, wall time", "ours": 16 / ours, "plain": 16 / plain, "ratio": plain / ours,
+            "roofline_fraction": None, "device": "cpu", "threads": workers}
+
+
+def efficiency(pool: ProcessPoolExecutor, workers: int) -> dict:
+    """The same runs by one worker and by all: rate over workers times the rate of one."""
+    run, one, many = CASES["regression T 64"], [], []
+    for _ in range(ALTERNATIONS):
+        one.append(pool.submit(timed, run, 15).result())
+        many.append(sum(pool.map(timed, [run] * workers, [15] * workers)))
+    ratio = statistics.median(many) / (workers * statistics.median(one))
+    return {"case": f"1 and {workers} workers, efficiency", "ours": statistics.median(many), "plain": workers * statistics.median(one),
+            "ratio": ratio, "roofline_fraction": None, "device": "cpu", "threads": workers}
+
+
+def bench(out: Path, cases: dict[str, Run] = CASES, report: Callable = print) -> list[dict]:
+    """Measure every case, print a table, write `out`."""
+    workers = os.cpu_count() or 1
+    rows = []
+    report(f"{'case':42} {'ours':>8} {'plain':>8} {'ratio':>6} {'of peak':>8}")
+
+    def add(row: dict) -> None:
+        rows.append(row)
+        share = f"{row['roofline_fraction']:8.0%}" if row["roofline_fraction"] else f"{'':8}"
+        report(f"{row['case']:42} {row['ours']:8.2f} {row['plain']:8.2f} {row['ratio']:6.2f} {share}")
+
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), prepare_worker) as pool:
+        for name, run in cases.items():
+            add(compare(name, run, pool, workers))
+        add(efficiency(pool, workers))
+    add(study(workers))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
