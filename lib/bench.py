@@ -9,7 +9,6 @@ nobody; the peak is that of float32 matrix products on all workers at once, meas
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ from lib.models import Transformer
 from lib.models.transformer import sinusoids
 from lib.run import Run, Training
 from lib.store import Store
-from lib.sweep import prepare_worker, sweep
+from lib.sweep import sweep, worker_pool
 from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
 from lib.train import train
 
@@ -251,7 +250,7 @@ def bench(out: Path, cases: dict[str, Run] = CASES, report: Callable = print) ->
         share = f"{row['roofline_fraction']:8.0%}" if row["roofline_fraction"] else f"{'':8}"
         report(f"{row['case']:42} {row['ours']:8.2f} {row['plain']:8.2f} {row['ratio']:6.2f} {share}")
 
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), prepare_worker) as pool:
+    with worker_pool(workers) as pool:
         for name, run in cases.items():
             add(compare(name, run, pool, workers))
         add(efficiency(pool, workers))

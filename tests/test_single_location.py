@@ -6,8 +6,8 @@ from scipy import stats
 
 from lib import streams
 from lib.config import InputError
-from lib.run import Run
 from lib.models import Toy, Transformer
+from lib.run import Run
 from lib.tasks import SingleLocation
 
 SEEDS = torch.arange(3)

@@ -22,7 +22,6 @@ from torch import Tensor
 from lib import streams
 from lib.config import Config
 
-
 Tap = Callable[[int, Tensor], Tensor]  # (layer, attention pattern) -> the pattern to use
 
 
