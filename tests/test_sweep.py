@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from lib.models import Transformer
@@ -49,19 +50,27 @@ def test_batches_hold_only_runs_alike():
     assert [g[0] for g in batches(grid(3), 1)] == grid(3)
 
 
-SCRIPT = """
-import sys
-sys.path[:0] = [{root!r}, {tests!r}]
-from test_sweep import grid, sweep
-if __name__ == "__main__":
-    sweep({{"a": grid(16, 400)}}, chapter="x", store={store!r}, workers=2)
-"""
+CELLS = {  # a chapter as small as one can be, with the grid above
+    "imports": f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+    "from lib.chapters import check\nfrom lib.sweep import sweep\nfrom test_sweep import grid",
+    "parameters": "missing: str = 'train'  # or skip",
+    "check": "check(globals())",
+    "grid": "experiments = {'a': grid(8, 300)}",
+    "sweep": "rows = sweep(experiments, chapter='small', missing=missing, workers=2)['a'].rows\nprint(len(rows))",
+}
 
 
 def start(tmp_path, store):
-    script = tmp_path / "killed.py"
-    script.write_text(SCRIPT.format(root=str(ROOT), tests=str(ROOT / "tests"), store=str(store)))
-    return subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+    """`python -m lib run` on that chapter, as `make quick` does for every chapter."""
+    book = tmp_path / "book"
+    if not book.exists():
+        book.mkdir()
+        cells = [nbformat.v4.new_code_cell(source, metadata={"tags": [tag]}) for tag, source in CELLS.items()]
+        kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), book / "small.ipynb")
+    environment = os.environ | {"BOOK_DIR": str(book), "BOOK_STORE": str(store), "BOOK_BUILD": str(tmp_path / "build")}
+    command = [sys.executable, "-m", "lib", "run", "small"]
+    return subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment)
 
 
 def alive(group: int) -> bool:
@@ -69,7 +78,7 @@ def alive(group: int) -> bool:
 
 
 def test_kill_9_at_random_moments_loses_and_repeats_nothing(tmp_path):
-    """Ten kills of the parent alone (its workers must follow), then once to the end: the table of an undisturbed run."""
+    """Ten kills of the command alone (workers and kernel must follow), then once to the end: the undisturbed table."""
     store, chance = tmp_path / "store", random.Random(1)
     committed: dict[Path, int] = {}
     for kill in range(10):
@@ -79,19 +88,19 @@ def test_kill_9_at_random_moments_loses_and_repeats_nothing(tmp_path):
                 time.sleep(0.02)
             first_commit = time.monotonic() - started
         else:
-            time.sleep(chance.uniform(0.5, 1.3) * first_commit)
+            time.sleep(chance.uniform(0.5, 2.0) * first_commit)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         deadline = time.monotonic() + 20
         while alive(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not alive(process.pid), "workers outlived their parent"
+        assert not alive(process.pid), "workers or the kernel outlived their parent"
         now = {p: p.stat().st_mtime_ns for p in store.rglob("*.json")}
         assert committed.items() <= now.items(), "a finished run was lost or made again"
         committed = now
     assert start(tmp_path, store).wait() == 0
     assert committed.items() <= {p: p.stat().st_mtime_ns for p in store.rglob("*.json")}.items()
-    runs = grid(16, 400)
+    runs = grid(8, 300)
     assert same(table(store, runs, missing="skip"), table(tmp_path / "undisturbed", runs, workers=2))
 
 
@@ -99,7 +108,7 @@ def test_two_processes_on_one_store_share_the_work(tmp_path):
     store = tmp_path / "store"
     processes = [start(tmp_path, store) for _ in range(2)]
     assert [p.wait() for p in processes] == [0, 0]
-    assert len(list(store.rglob("*.json"))) == len(grid(16, 400))
+    assert len(list(store.rglob("*.json"))) == len(grid(8, 300))
     assert not list(store.rglob("*.tmp"))
 
 
