@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 LIB    := $(BIN)/python -m lib
 
 .DEFAULT_GOAL := help
-.PHONY: help env book quick laptop paper test gpu-check refresh clean
+.PHONY: help env book quick laptop paper test bench gpu-check refresh clean
 
 help:                   ## this list
 	@sed -n 's/^\([a-z -]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -28,6 +28,9 @@ quick laptop paper: $(READY) ## the same at this profile, training what the stor
 
 test: $(READY)          ## everything that must hold
 	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env
+
+bench: $(READY)         ## our training loop against the textbook one, about five minutes: _build/bench.json
+	@$(LIB) bench
 
 gpu-check: $(READY)     ## the tests that need a CUDA device; says so where there is none
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

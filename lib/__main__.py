@@ -81,6 +81,13 @@ def build(args) -> None:
     print(f"site: {os.path.relpath(site.build())}")
 
 
+def bench(args) -> None:
+    """Our loop against the textbook one, interleaved in one run: a table, and bench.json in the build folder."""
+    from lib import bench
+
+    bench.bench(chapters.build_folder() / "bench.json")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lib", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -101,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     command(freeze)
     command(refresh, profile="")
     command(build, chapter=False, profile=None)
+    command(bench, chapter=False, profile="")
     return parser
 
 
