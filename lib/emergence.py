@@ -45,3 +45,8 @@ def median_emergence(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return cells.agg(
         emergence=("emergence", "median"), runs=("emerged", "size"), censored=("emerged", lambda e: int((~e).sum()))
     ).reset_index()
+
+
+def counts(table: pd.DataFrame) -> dict[str, int]:
+    """How many seeds an experiment's table holds, and how many of its runs were censored."""
+    return {"seeds": int(table["seed"].nunique()), "censored": int((~table["emerged"]).sum())}

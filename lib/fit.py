@@ -95,8 +95,8 @@ def power_law(
 
     observed     column that is False where `time` is only how long a run was watched. Without it every row counts as seen
                  and the fit is the papers' least squares; with it the censored rows enter by maximum likelihood.
-    seed_column  intervals by bootstrap over seeds within each cell of the factors (percentiles 2.5 and 97.5); without
-                 it the regression's own t intervals.
+    seed_column  intervals by bootstrap over seeds within each cell of the factors (percentiles 2.5 and 97.5), or over all
+                 runs where a cell has one alone; without it the regression's own t intervals.
     """
     x, y = _design(table, time, factors)
     emerged = np.ones(len(y), bool) if observed is None else table[observed].to_numpy(bool)
@@ -112,7 +112,9 @@ def power_law(
             raise InputError("fit: censored runs need seed_column, the interval is a bootstrap over seeds")
         low, high = sm.OLS(y, x).fit().conf_int().T if len(y) > len(names) else (best * np.nan, best * np.nan)
     else:
-        cells = [c.to_numpy() for c in pd.Series(np.arange(len(y))).groupby([table[c].to_numpy() for c in factors.values()]).groups.values()]
+        cells = list(table.groupby(list(factors.values())).indices.values())
+        if min(map(len, cells)) == 1:
+            cells = [np.arange(len(y))]
         generator, draws = np.random.default_rng(seed), []
         while len(draws) < resamples:
             rows = np.concatenate([generator.choice(cell, len(cell)) for cell in cells])

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from lib.config import InputError
-from lib.emergence import emergence, first_below, median_emergence, survival
+from lib.emergence import counts, emergence, first_below, median_emergence, survival
 from lib.fit import power_law
 from lib.sweep import Sweep
 
@@ -81,3 +81,14 @@ def test_censored_runs_count():
 def test_bad_tables_get_one_line(change, match):
     with pytest.raises(InputError, match=match):
         power_law(change(synthetic()), "t", {"d": "d", "T": "T"})
+
+
+def test_one_run_a_cell_still_has_an_honest_interval():
+    """With a single seed nothing varies within a cell: the bootstrap then draws over all runs."""
+    law = power_law(synthetic(seeds=1), "t", {"d": "d", "T": "T"}, seed_column="seed", resamples=200)
+    assert law.exponents["d"].high - law.exponents["d"].low > 0.05
+
+
+def test_counts():
+    table = emergence(made_sweep(), below=0.1).assign(seed=[0, 1, 1])
+    assert counts(table) == {"seeds": 2, "censored": 2}
