@@ -295,3 +295,16 @@ def test_every_parameter_file_makes_a_grid(path):
 def test_the_chapters_stand_in_the_table_of_contents():
     contents = (chapters.ROOT / "_toc.yml").read_text()
     assert chapters.names() and all(f"file: {name}\n" in contents for name in chapters.names())
+
+
+@pytest.mark.parametrize("arguments, named", [
+    (["-p", "T", "0"], "T: "), (["-p", "B", "99"], "B: 99 copies"), (["-p", "p", "1.5"], "p: "), (["-p", "heads", "3"], "heads: 3"),
+    (["-p", "feature", "false"], "unsolvable"), (["--profile", "huge"], "huge"), (["-p", "lerning_rate", "1"], "did you mean learning_rate?"),
+    (["-p", "seeds", "1.5"], "seeds: "),
+])
+def test_the_regression_chapter_says_what_is_wrong_with_its_input(arguments, named, capsys, tmp_path, monkeypatch):
+    for name in ("STORE", "BUILD"):
+        monkeypatch.setenv(f"BOOK_{name}", str(tmp_path / name))
+    assert main(["run", "regression", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert named in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
