@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -130,6 +131,35 @@ def test_a_killed_worker_costs_only_its_own_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep_module, "_work", _die)
     rows, _ = table(tmp_path, grid(), workers=2)
     assert len(rows) == 6 and (tmp_path / "died").exists()
+
+
+PROGRESS = """
+import sys
+sys.path[:0] = [{tests!r}]
+from test_sweep import grid, sweep
+sweep({{"a": grid(1, 20)}}, chapter="few", store={store!r}, workers=1)
+"""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_on_a_terminal_and_silence_elsewhere(tmp_path, terminal):
+    """Runs done, emerged, censored and the time left; nothing at all where nobody looks."""
+    reader, writer = os.openpty() if terminal else os.pipe()
+    if terminal:
+        termios.tcsetwinsize(writer, (24, 120))
+    script = PROGRESS.format(tests=str(ROOT / "tests"), store=str(tmp_path))
+    subprocess.run([sys.executable, "-c", script], stderr=writer, check=True, cwd=ROOT)
+    os.close(writer)
+    said = b""
+    try:
+        while chunk := os.read(reader, 65536):
+            said += chunk
+    except OSError:  # a terminal without a writer
+        pass
+    if terminal:
+        assert b"few (quick)" in said and b"2/2" in said and b"censored=2" in said and b"emerged=0" in said
+    else:
+        assert said == b""
 
 
 def test_store_default_is_the_environment(tmp_path, monkeypatch):
