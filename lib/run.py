@@ -94,8 +94,9 @@ class Run(Config):
         return part.model_dump(exclude_defaults=True) | {"kind": getattr(part, "kind", name), "version": part.version}
 
     def row(self) -> dict:
-        """The configuration flat, by bare names; the kinds as `task` and `model`."""
+        """The configuration flat, by bare names; the kinds as `task` and `model`, the allowed steps as `budget`."""
         flat = {"run": self.key, "task": self.task.kind, "model": self.model.kind, "seed": self.seed}
         for part in (self.task, self.model, self.training):
             flat |= {name: value for name, value in part.model_dump().items() if name != "kind"}
+        flat["budget"] = flat.pop("steps")
         return flat
