@@ -133,7 +133,7 @@ def both_fits(table: pd.DataFrame, factors: dict[str, str], **kw) -> dict[str, P
 
     `table` is `lib.emergence.emergence`'s; intervals by bootstrap over seeds.
     """
-    fits = {"least squares, emerged runs": table[table["emerged"]], "maximum likelihood, all runs": table}
+    fits = {"least squares": table[table["emerged"]], "maximum likelihood": table}
     return {
         name: power_law(rows, "observed_until", factors, observed="emerged", seed_column="seed", **kw)
         for name, rows in fits.items()

@@ -21,6 +21,7 @@ def draw(task, seeds=SEEDS, size=64, **kw):
 @pytest.mark.parametrize("task", [
     SingleLocation(T=9, d=5), SingleLocation(T=9, d=5, B=3), SingleLocation(T=9, d=5, p=0.5),
     SingleLocation(T=9, d=5, B=2, position="fixed", feature=False),
+    SingleLocation(T=9, d=5, B=2, position="first", feature=False),
 ])
 def test_targets_are_the_map_of_the_relevant_token(task):
     constants, (inputs, targets, pattern) = draw(task)
@@ -32,6 +33,8 @@ def test_targets_are_the_map_of_the_relevant_token(task):
             assert inputs[m, b, :, -1].nonzero().flatten().tolist() == pattern[m, b].nonzero().flatten().tolist()
     if task.position == "fixed":
         assert (pattern == (torch.arange(task.T) >= task.T - task.B)).all()
+    if task.position == "first":
+        assert (pattern == (torch.arange(task.T) < task.B)).all()
 
 
 @pytest.mark.parametrize("task", [SingleLocation(T=9, d=64), SingleLocation(T=9, d=7, B=3, p=0.5)])

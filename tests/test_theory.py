@@ -86,7 +86,7 @@ def test_expected_loss_matches_monte_carlo_on_the_task(B, p):
     for train, share in ((True, p), (False, 0.0)):
         batch = task.batch(constants, streams.key(seeds, "monte carlo"), samples, train=train)
         outputs = torch.einsum("ij,t,mbtj->mbi", W, a.softmax(0), batch.inputs)
-        losses = task.loss(outputs, batch.targets).double()
+        losses = task.loss(outputs[:, :, None], batch.targets).double()
         x_tilde = torch.nn.functional.normalize(constants["x~"][0].double(), dim=0)
         exact = expected_loss(a.double(), W.double(), constants["W*"][0], B=B, p=share, x_tilde=x_tilde)
         error = losses.std().item() / samples**0.5

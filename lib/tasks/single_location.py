@@ -23,7 +23,9 @@ class SingleLocation(Config):
     B  copies of the relevant token in the sequence (in-context repetition)
     p  probability that the relevant token is the fixed unit vector x~ (cross-sample repetition; training data only)
     feature   a further input number, 1 where the token is relevant and 0 elsewhere
-    position  "random": r uniform, fresh for every sequence; "fixed": the last B positions always
+    position  "random": r uniform, fresh for every sequence; "fixed": the last B positions always, as in the toy model;
+              "first": the first B. A Transformer that is read at the last position needs no attention to see a token
+              there, its residual stream holds it; to make it look, fix the token at the first.
 
     One sequence of T = 3 tokens in d = 2, the last number being the relevance feature:
 
@@ -45,7 +47,7 @@ class SingleLocation(Config):
     B: int = Field(1, ge=1)
     p: float = Field(0.0, ge=0, le=1)
     feature: bool = True
-    position: Literal["random", "fixed"] = "random"
+    position: Literal["random", "fixed", "first"] = "random"
 
     @model_validator(mode="after")
     def _possible(self):
@@ -54,7 +56,7 @@ class SingleLocation(Config):
         if self.position == "random" and not self.feature:
             raise ValueError(
                 "feature: false with position = 'random' is unsolvable, nothing tells which token is relevant; "
-                "set feature = true or position = 'fixed'"
+                "set feature = true, or position = 'fixed' or 'first'"
             )
         return self
 
@@ -101,8 +103,9 @@ class SingleLocation(Config):
         scale = streams.NORMAL / math.sqrt(self.d)
         members = len(key)
         x = streams.normal(key, (size, self.T, self.d))
-        if self.position == "fixed":
-            relevant = torch.arange(self.T - self.B, self.T, device=key.device).expand(members, size, self.B)
+        if self.position != "random":
+            start = 0 if self.position == "first" else self.T - self.B
+            relevant = torch.arange(start, start + self.B, device=key.device).expand(members, size, self.B)
         else:
             relevant = streams.choose(streams.key(key, "relevant"), (size,), self.T, self.B)
         answer = x.gather(2, relevant[:, :, :1, None].expand(-1, -1, 1, self.d))
