@@ -49,6 +49,20 @@ class TokenTask(Config):
         return {"accuracy": (outputs.argmax(-1) == targets).float().mean((1, 2))}
 
 
+class StateSequence(TokenTask):
+    """`states` states of S tokens each, flattened; every token from the second state on is predicted."""
+
+    @property
+    def length(self) -> int:
+        """Positions of the input: all tokens but the last, which is only ever predicted."""
+        return self.states * self.S - 1
+
+    @property
+    def reads(self) -> range:
+        """Positions from which a token of the second state or later is predicted."""
+        return range(self.S - 1, self.length)
+
+
 def one_sequence(task, seed: int = 0) -> Batch:
     """One test sequence without the member and batch axes: what the docstrings show."""
     from lib import streams

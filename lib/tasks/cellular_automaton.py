@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from lib import streams
-from lib.tasks.base import Batch, TokenTask
+from lib.tasks.base import Batch, StateSequence
 
 
-class CellularAutomaton(TokenTask):
+class CellularAutomaton(StateSequence):
     """`states` states of S cells, flattened to one sequence; each follows from the one before by a rule of its sequence.
 
     colours  values of a cell               window  cells that a rule looks at, odd
@@ -58,16 +58,6 @@ class CellularAutomaton(TokenTask):
     def span(self) -> int:
         """Cells of the neighbourhood."""
         return self.k * (self.window - 1) + 1
-
-    @property
-    def length(self) -> int:
-        """Positions of the input: all cells but the last."""
-        return self.states * self.S - 1
-
-    @property
-    def reads(self) -> range:
-        """Positions from which a cell of the second state or later is predicted."""
-        return range(self.S - 1, self.length)
 
     @property
     def features(self) -> int:

@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from lib import streams
-from lib.tasks.base import Batch, TokenTask
+from lib.tasks.base import Batch, StateSequence
 
 
-class LinearMap(TokenTask):
+class LinearMap(StateSequence):
     """States x_0, x_1 = A x_0 mod 2, ... flattened to one sequence of bits; next-bit prediction from x_1 on.
 
     S  bits a state        s  ones in each row of A: the bits that an output depends on
@@ -45,16 +45,6 @@ class LinearMap(TokenTask):
         if self.s > self.S:
             raise ValueError(f"s: a row of S = {self.S} entries cannot hold {self.s} ones; lower s or raise S")
         return self
-
-    @property
-    def length(self) -> int:
-        """Positions of the input: all bits but the last, which is only ever predicted."""
-        return self.states * self.S - 1
-
-    @property
-    def reads(self) -> range:
-        """Positions from which a bit of x_1, x_2, ... is predicted."""
-        return range(self.S - 1, self.length)
 
     @property
     def features(self) -> int:
