@@ -37,6 +37,10 @@ class Dense(NamedTuple):
 
     x: Tensor
 
+    def last(self, n: int) -> Dense:
+        """The last n positions."""
+        return Dense(self.x[:, :, -n:])
+
     def dense(self) -> Tensor:
         """(member, batch, position, model)."""
         return self.x
@@ -56,6 +60,10 @@ class Affine(NamedTuple):
     weight: Tensor
     offset: Tensor
 
+    def last(self, n: int) -> Affine:
+        """The last n positions."""
+        return Affine(self.u[:, :, -n:], self.weight, self.offset[:, -n:])
+
     def dense(self) -> Tensor:
         """(member, batch, position, model)."""
         return linear(self.u, self.weight) + self.offset[:, None]
@@ -70,6 +78,10 @@ class Table(NamedTuple):
 
     rows: Tensor
     index: Tensor
+
+    def last(self, n: int) -> Table:
+        """The last n positions."""
+        return Table(self.rows, self.index[:, :, -n:])
 
     def dense(self) -> Tensor:
         """(member, batch, position, model)."""
@@ -213,6 +225,8 @@ class Transformer(Config):
         scale, shift = (block[f"{name}.{part}"] for part in ("scale", "shift"))
 
         def norm(x: Tensor) -> Tensor:
+            if len(x) == 1:  # one kernel instead of three passes over memory
+                return F.layer_norm(x, x.shape[-1:], scale[0], shift[0])
             middle = (len(x), *[1] * (x.dim() - 2), -1)
             return F.layer_norm(x, x.shape[-1:]) * scale.view(middle) + shift.view(middle)
 
@@ -234,12 +248,10 @@ class Transformer(Config):
         if queries == (length := x[-1].shape[1 if isinstance(x, Affine) else 2]):
             weight = torch.cat([block["q.weight"], weight], -1)
             q, k, v = x.project(norm, weight, torch.cat([block["q.bias"], shift], -1)).split(inner, -1)
-            rest = x.dense()
         else:
             k, v = x.project(norm, weight, shift).split(inner, -1)
-            rest = x.dense()[:, :, -queries:]
-            q = linear(norm(rest), block["q.weight"], block["q.bias"])
-        members = len(q)
+            q = x.last(queries).project(norm, block["q.weight"], block["q.bias"])
+        members, rest = len(q), x.last(queries).dense()
         q, k, v = (rearrange(t, "m batch position (head dim) -> (m batch) head position dim", head=self.heads) for t in (q, k, v))
         mask = self._mask(queries, length, q.device) if self.causal and queries > 1 else None
         if bias is not None:
