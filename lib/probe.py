@@ -7,8 +7,11 @@ layer that is read at few positions has fewer queries than there are positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +28,7 @@ from lib.train import numerics, resolve_device, train
 Forward = Callable[[Tap], Tensor]  # a tap for every layer's pattern -> the outputs
 Head = tuple[int, int]  # (layer, head), both from 0
 Patterns = dict[int, Tensor]  # layer -> pattern
+MOST_SETS = 50_000  # that `shortest` tries at a time
 
 
 # ------------------------------------------------------------------------------------------------- measures of a pattern
@@ -104,6 +108,30 @@ def induction(pattern: Tensor, tokens: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------- measures of an answer
+def shortest(A: np.ndarray) -> list[np.ndarray]:
+    """For each row of a linear map, the smallest sets of tokens whose parity is that bit: bool (solution, position).
+
+    Earlier outputs are tokens, too: bit i is the parity of any k of them together with the inputs in which row i and the
+    sum of their rows differ. A set with k of them is no smaller than k, so the search ends soon; InputError if not.
+    """
+    A = np.asarray(A).astype(np.int64)
+    solutions = []
+    for i, row in enumerate(A):
+        tried, best = [], row.sum()
+        for k in range(i + 1):
+            if k > best:
+                break
+            if (sets := math.comb(i, k)) > MOST_SETS:
+                raise InputError(f"shortest: too many sets of earlier outputs for a map of S = {len(A)} and these rows")
+            earlier = np.zeros((sets, len(A) - 1), np.int64)
+            np.put_along_axis(earlier, np.array([*combinations(range(i), k)], np.int64).reshape(sets, k), 1, 1)
+            tried.append(np.concatenate([(row + earlier @ A[:-1]) % 2, earlier], axis=1).astype(bool))
+            best = min(best, tried[-1].sum(1).min())
+        tokens = np.concatenate(tried)
+        solutions.append(tokens[tokens.sum(1) == best])
+    return solutions
+
+
 def row_loss(task, outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy at each read position, mean over the batch, nats: (member, read)."""
     return task.token_loss(outputs, targets).mean(1)
@@ -112,6 +140,25 @@ def row_loss(task, outputs: Tensor, targets: Tensor) -> Tensor:
 def probability(outputs: Tensor, targets: Tensor) -> Tensor:
     """Probability of the right token: (member, batch, read)."""
     return outputs.softmax(-1).gather(-1, targets[..., None])[..., 0]
+
+
+@torch.no_grad()
+def sensitivity(run: Run, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
+    """Share of sequences whose answer changes with the token at one position: (member, read, position).
+
+    The token is replaced by the next one of the vocabulary; for bits, it is flipped. What an answer depends on, whichever
+    heads carry it: for a parity 1 at its bits and 0 elsewhere.
+    """
+
+    def answers(inputs: Tensor) -> Tensor:
+        return run.model.forward(parameters, inputs, run.task.reads, pattern=batch.pattern).argmax(-1)
+
+    before, changes = answers(batch.inputs), []
+    for position in range(batch.inputs.shape[-1]):
+        inputs = batch.inputs.clone()
+        inputs[..., position] = (inputs[..., position] + 1) % run.task.features
+        changes.append((answers(inputs) != before).float().mean(1))
+    return torch.stack(changes, -1)
 
 
 # ---------------------------------------------------------------------------------------------------------- intervention
@@ -212,8 +259,17 @@ def replay(run: Run, steps: Sequence[int] | None = None, device: str = "cpu") ->
     return kept
 
 
-def watch(run: Run, device: str = "cpu", steps: Sequence[int] | None = None) -> dict[int, tuple[Tensor, Patterns]]:
-    """Outputs and patterns on the held-out sequences at these readings of a run that is trained again: step -> both."""
-    batch, device = held_out(run, device), resolve_device(device)
+class Reading(NamedTuple):
+    """A run at one step: its parameters, and its outputs and patterns on the held-out sequences."""
+
+    parameters: dict[str, Tensor]
+    outputs: Tensor
+    patterns: Patterns
+
+
+def watch(run: Run, steps: Sequence[int] | None = None, device: str = "cpu") -> dict[int, Reading]:
+    """`replay`, with what the model then does on the run's held-out sequences: step -> reading."""
+    device = resolve_device(device)
+    batch, kept = held_out(run, device), replay(run, steps, device)
     with numerics(device, run.training.tf32):
-        return {step: record(bind(run, parameters, batch)) for step, parameters in replay(run, steps, device).items()}
+        return {step: Reading(p, *record(bind(run, p, batch))) for step, p in kept.items()}

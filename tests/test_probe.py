@@ -1,5 +1,6 @@
 """Probes on attention whose answer is known, interventions against the weights that they stand for."""
 
+import itertools
 import math
 
 import numpy as np
@@ -97,6 +98,44 @@ def test_row_loss_and_probability():
     torch.testing.assert_close(rows, -right.log().mean(1))
 
 
+@pytest.mark.parametrize("S, s", [(6, 3), (6, 5), (5, 5), (7, 1), (1, 1)])
+def test_shortest_sets_have_the_right_parity_and_are_all_there_are(S, s):
+    """Against a search through all sets of tokens, from small to large, on all inputs."""
+    A = LinearMap(S=S, s=s).constants(torch.tensor([2]))["A"][0].numpy().astype(int)
+    x = (np.arange(2**S)[:, None] >> np.arange(S)) & 1
+    tokens = np.concatenate([x, x @ A.T % 2], axis=1)
+    for i, found in enumerate(probe.shortest(A)):
+        for size in range(1, S + 1):
+            right = [c for c in itertools.combinations(range(S + i), size)
+                     if (tokens[:, list(c)].sum(1) % 2 == tokens[:, S + i]).all()]
+            if right:
+                break
+        assert sorted(tuple(np.flatnonzero(f)) for f in found) == right
+
+
+def test_shortest_of_a_large_map_is_quick_where_rows_are_sparse_or_alike_and_refused_elsewhere():
+    def maps(s):
+        return LinearMap(S=32, s=s).constants(torch.tensor([0]))["A"][0].numpy()
+
+    assert {found[0].sum() for found in probe.shortest(maps(3))} == {3}
+    assert [found[0].sum() for found in probe.shortest(maps(32))] == [32] + [1] * 31
+    with pytest.raises(InputError, match="too many"):
+        probe.shortest(maps(16))
+
+
+def test_sensitivity_finds_the_bits_of_a_parity(monkeypatch):
+    """A model that is told A depends on its rows and on nothing else."""
+    batch = probe.held_out(RUN)
+
+    def forward(self, parameters, inputs, reads, *, pattern=None, tap=None):
+        parity = (inputs[:, :, None] * pattern).sum(-1) % 2
+        return torch.nn.functional.one_hot(parity, 2).float()
+
+    monkeypatch.setattr(Transformer, "forward", forward)
+    found = probe.sensitivity(RUN, {}, batch)
+    torch.testing.assert_close(found, batch.pattern[:, 0].float())
+
+
 # ---------------------------------------------------------------------------------------------------------- intervention
 @pytest.mark.parametrize("layer, head", [(0, 0), (0, 3), (1, 2)])
 def test_ablation_is_to_zero_the_heads_rows_of_the_output_map(layer, head):
@@ -168,7 +207,8 @@ def test_replay_ends_where_the_run_ended():
     early = probe.replay(RUN, [20])
     assert list(early) == [20] and all(torch.equal(v, kept[20][k]) for k, v in early[20].items())
     seen = probe.watch(RUN, steps=[0, 40])
-    assert list(seen) == [0, 40] and seen[40][1][1].shape == (1, 24, 4, 5, 9)
+    assert list(seen) == [0, 40] and seen[40].patterns[1].shape == (1, 24, 4, 5, 9)
+    torch.testing.assert_close(seen[40].parameters, kept[40])
 
 
 def test_replay_refuses_steps_that_it_cannot_give():
