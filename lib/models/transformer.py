@@ -111,6 +111,7 @@ class Transformer(Config):
     bias: it adds the same number to all scores of a query and softmax does not see it.
 
     positions   "sinusoidal": the fixed table, added; "learned": a table of parameters, N(0, 1) at the start
+    embedding   how the token map starts: "linear": as any linear map; "table": N(0, 1), as torch.nn.Embedding
     score_bias  c: adds c where the true pattern is to the last block's scores (Baherwani et al. 2026)
     """
 
@@ -127,6 +128,7 @@ class Transformer(Config):
     causal: bool = False
     activation: Literal["gelu", "relu"] = "gelu"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    embedding: Literal["linear", "table"] = "linear"
     score_bias: float = 0.0
 
     def check(self, task) -> None:
@@ -166,9 +168,9 @@ class Transformer(Config):
         """Initial parameters as torch.nn.Linear draws them, uniform within ±1/sqrt(fan-in), for seeds (member,)."""
         parameters, shapes = {}, self.shapes(task)
         for name, shape in shapes.items():
-            if name == "position.weight":
+            if name == "position.weight" or (name == "embed.weight" and self.embedding == "table"):
                 parameters[name] = streams.normal(streams.key(seeds, name), shape) * streams.NORMAL
-            elif "norm" in name:
+            elif "norm" in name or (name == "embed.bias" and self.embedding == "table"):
                 fill = torch.ones if name.endswith("scale") else torch.zeros
                 parameters[name] = fill(len(seeds), *shape, device=seeds.device)
             else:
