@@ -1,4 +1,4 @@
-"""What the two papers report beside what we measured, judged by rules that were written down before any run."""
+"""What the two papers report beside what we measured, judged by rules written down before the runs (`amended` where not)."""
 
 from __future__ import annotations
 
