@@ -129,12 +129,12 @@ class PlainTransformer(nn.Module):
 class PlainLoop:
     """The textbook loop on one run's task, data stream and initial weights."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, model: nn.Module | None = None):
         self.run, self.step, t = run, 0, run.training
         self.seed = torch.tensor([run.seed])
         self.constants = run.task.constants(self.seed)
-        initial = run.model.init(run.task, self.seed)
-        self.model = PlainTransformer(run.model, run.task).load({k: v[0] for k, v in initial.items()})
+        initial = {k: v[0] for k, v in run.model.init(run.task, self.seed).items()}
+        self.model = model or PlainTransformer(run.model, run.task).load(initial)
         parameters = self.model.parameters()
         if t.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(parameters, lr=t.learning_rate)

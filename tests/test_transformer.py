@@ -36,9 +36,9 @@ TASKS_SMALL = [TASK, AssociativeRecall(N_pairs=3, N_tokens=9), LinearMap(S=4, s=
     *((task, dict(causal=True, positions=p, layers=n, layer_norm=norm))
       for task in TASKS_SMALL for p in ("learned", "sinusoidal") for n in (1, 2) for norm in (False, True)),
 ])
-@pytest.mark.parametrize("size", [6, 20])
+@pytest.mark.parametrize("size", [6, 20, 300])
 def test_equals_the_textbook_model_forward_and_gradient(task, switches, size):
-    """Read-out pruning, composed projections and tables (size 20 has the (token, position) table) change nothing."""
+    """Read-out pruning, composed projections and tables (of projections at size 20, of attention at 300) change nothing."""
     model = Transformer(**dict(heads=4, width=16) | switches)
     parameters, (inputs, targets, _) = setup(model, task, size)
     parameters = {k: (v.double() + 0.01).requires_grad_() for k, v in parameters.items()}
@@ -68,6 +68,23 @@ def test_tapped_forward_is_the_fast_one_and_sees_normalised_causal_patterns(task
         assert pattern.triu(task.length - pattern.shape[-2] + 1).abs().max() == 0
 
 
+@pytest.mark.parametrize("ahead", [10.0, 130.0])
+def test_attention_on_the_table_where_no_sequence_holds_the_largest_score(ahead):
+    """Token 1 would win by more than float32's smallest exponent, and does not occur; position 2 then wins by 1."""
+    task = LinearMap(S=4, s=2)
+    model = Transformer(layers=1, heads=1, width=16, causal=True, positions="learned")
+    parameters, (inputs, _, _) = setup(model, task, 200)
+    for name in ("0.q.weight", "0.q.bias", "0.k.weight", "embed.weight", "position.weight"):
+        parameters[name] = torch.zeros_like(parameters[name])
+    parameters["0.q.bias"][:, 0], parameters["0.k.weight"][:, 0, 0] = 4.0, 1.0
+    parameters["embed.weight"][:, 1, 0], parameters["position.weight"][:, 2, 0] = ahead, 1.0
+    parameters["position.weight"][:, :, 1:] = torch.randn(7, 15, generator=torch.Generator().manual_seed(0))
+    inputs = torch.zeros_like(inputs)
+    fast = model.forward(parameters, inputs, task.reads)
+    slow = model.forward(parameters, inputs, task.reads, tap=lambda layer, p: p)
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-6)
+
+
 def test_score_bias_moves_attention_to_the_true_pattern():
     task = LinearMap(S=6, s=2)
     model = Transformer(layers=1, heads=4, width=16, causal=True, score_bias=50.0)
@@ -78,14 +95,42 @@ def test_score_bias_moves_attention_to_the_true_pattern():
     assert on_target.min() > 0.99
 
 
-@pytest.mark.parametrize("model", [Transformer(layers=2, heads=4, width=32), Transformer(layers=1, heads=2, width=32, layer_norm=True)])
-def test_fifty_steps_equal_the_textbook_loop(model):
-    """The loop's losses after 50 steps against torch.optim.Adam on the nn.Module, same data."""
-    training = Training(steps=50, every=50, learning_rate=1e-3, eval_size=64)
-    run = Run(task=TASK, model=model, training=training, seed=1)
-    loop = PlainLoop(run)
+class PlainToy(torch.nn.Module):
+    """The toy model as anybody would write it."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.a, self.W = (torch.nn.Parameter(torch.zeros(*shape)) for shape in ((task.T,), (task.d, task.d)))
+
+    def forward(self, inputs, reads):
+        return (self.a.softmax(0) @ inputs @ self.W.T)[:, None]
+
+
+FIXED = SingleLocation(T=7, d=5, position="fixed", feature=False)
+MODELS_SMALL = [
+    Transformer(layers=2, heads=4, width=16, causal=True),
+    Transformer(layers=1, heads=4, width=16, causal=True, layer_norm=True, positions="learned", embedding="table"),
+]
+
+
+@pytest.mark.parametrize("optimizer, rate", [("adam", 1e-3), ("adamw", 1e-3), ("sgd", 0.1)])
+@pytest.mark.parametrize("task, model", [*itertools.product([*TASKS_SMALL, FIXED], MODELS_SMALL), (FIXED, Toy())])
+def test_fifty_steps_leave_the_textbook_loop_s_weights(task, model, optimizer, rate):
+    """torch.optim's own loop over the nn.Module, same data: equal to float32 rounding, in units of what was learnt."""
+    decay = dict(weight_decay=0.1) if optimizer == "adamw" else {}
+    training = Training(steps=50, every=50, batch=130, optimizer=optimizer, learning_rate=rate, eval_size=64, **decay)
+    run = Run(task=task, model=model, training=training, seed=1)
+    loop = PlainLoop(run, PlainToy(task) if isinstance(model, Toy) else None)
     loop.advance(50)
-    assert train([run])[0].curves["test_loss"][-1] == pytest.approx(loop.test_loss(), rel=1e-4)
+    weights = {}
+    curves = train([run], visit=lambda step, parameters, _: weights.update({step: {k: v[0].clone() for k, v in parameters.items()}}))[0].curves
+    assert curves["test_loss"][-1] == pytest.approx(loop.test_loss(), rel=1e-4)
+    theirs = dict(loop.model.named_parameters())
+    for name, ours in weights[50].items():
+        same = PlainTransformer.transposed(name, ours) if isinstance(model, Transformer) else ours
+        moved = (ours - weights[0][name]).abs().max()
+        assert moved > 0
+        assert (same - theirs[PlainTransformer.name(name)]).abs().max() < 3e-4 * moved, name
 
 
 def test_initialisation_is_that_of_torch_linear():

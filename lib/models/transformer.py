@@ -22,6 +22,7 @@ from torch import Tensor
 from lib import streams
 from lib.config import Config
 
+ROOM = 80.0  # sums of exp(80) times something, and exp(-80), are normal numbers in float32
 Tap = Callable[[int, Tensor], Tensor]  # (layer, attention pattern) -> the pattern to use
 
 
@@ -32,10 +33,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.view(*x.shape[:-1], weight.shape[-1])
 
 
+def look_up(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows of each member. Shapes: rows (member, row, ...), index (member, ...) -> (member, ..., ...)."""
+    first = torch.arange(len(rows), device=rows.device).view(-1, *[1] * (index.dim() - 1)) * rows.shape[1]
+    return rows.flatten(0, 1).index_select(0, (index + first).flatten()).view(*index.shape, *rows.shape[2:])
+
+
 class Dense(NamedTuple):
     """A residual stream as it is: x (member, batch, position, model)."""
 
     x: Tensor
+
+    @property
+    def length(self) -> int:
+        """Positions."""
+        return self.x.shape[2]
 
     def last(self, n: int) -> Dense:
         """The last n positions."""
@@ -60,6 +72,11 @@ class Affine(NamedTuple):
     weight: Tensor
     offset: Tensor
 
+    @property
+    def length(self) -> int:
+        """Positions."""
+        return self.u.shape[2]
+
     def last(self, n: int) -> Affine:
         """The last n positions."""
         return Affine(self.u[:, :, -n:], self.weight, self.offset[:, -n:])
@@ -74,14 +91,20 @@ class Affine(NamedTuple):
 
 
 class Table(NamedTuple):
-    """x looked up: rows (member, token x position, model) and index (member, batch, position) into them."""
+    """x looked up: rows (member, token x position, model) and index (member, batch, position) into them, of `tokens` tokens."""
 
     rows: Tensor
     index: Tensor
+    tokens: int
+
+    @property
+    def length(self) -> int:
+        """Positions."""
+        return self.index.shape[2]
 
     def last(self, n: int) -> Table:
         """The last n positions."""
-        return Table(self.rows, self.index[:, :, -n:])
+        return self._replace(index=self.index[:, :, -n:])
 
     def dense(self) -> Tensor:
         """(member, batch, position, model)."""
@@ -92,8 +115,7 @@ class Table(NamedTuple):
         return self._look_up(linear(norm(self.rows), weight, bias))
 
     def _look_up(self, rows: Tensor) -> Tensor:
-        first = torch.arange(len(rows), device=rows.device).view(-1, 1, 1) * rows.shape[1]
-        return F.embedding(self.index + first, rows.flatten(0, 1))
+        return look_up(rows, self.index)
 
 
 def sinusoids(length: int, width: int, device=None) -> Tensor:
@@ -217,8 +239,8 @@ class Transformer(Config):
             return Dense(x.dense()) if self.layer_norm or self.width <= inputs.shape[-1] else x
         if weight.shape[1] * 4 <= inputs.shape[1]:  # far fewer (token, position) pairs than (sequence, position) ones
             rows = (weight[:, :, None] + offset[:, None]).flatten(1, 2)
-            return Table(rows, inputs * length + torch.arange(length, device=inputs.device))
-        return Dense(Table(weight, inputs).dense() + offset[:, None])
+            return Table(rows, inputs * length + torch.arange(length, device=inputs.device), weight.shape[1])
+        return Dense(look_up(weight, inputs) + offset[:, None])
 
     def _norm(self, block: dict[str, Tensor], name: str):
         """The norm of this name as a function; the identity where there is none."""
@@ -245,9 +267,12 @@ class Transformer(Config):
         bias (member, batch, 1, queries, position) is added to the scores. With a hook the pattern is made explicitly.
         """
         inner, norm = self.attention_width, self._norm(block, "attention_norm")
+        if isinstance(x, Table) and bias is None and hook is None and 32 * x.tokens**2 <= x.index.shape[1]:
+            y = self._attention_on_table(block, x, queries)
+            return self._add(x.last(queries).dense(), linear(y, block["o.weight"], block["o.bias"]))
         weight = torch.cat([block["k.weight"], block["v.weight"]], -1)
         shift = torch.cat([torch.zeros_like(block["v.bias"]), block["v.bias"]], -1)
-        if queries == (length := x[-1].shape[1 if isinstance(x, Affine) else 2]):
+        if queries == (length := x.length):
             weight = torch.cat([block["q.weight"], weight], -1)
             q, k, v = x.project(norm, weight, torch.cat([block["q.bias"], shift], -1)).split(inner, -1)
         else:
@@ -273,6 +298,39 @@ class Transformer(Config):
     def _mask(queries: int, length: int, device) -> Tensor:
         """True where a query, one of the last positions, may look: (queries, position)."""
         return torch.ones(queries, length, dtype=torch.bool, device=device).tril(length - queries)
+
+    def _attention_on_table(self, block: dict[str, Tensor], x: Table, queries: int) -> Tensor:
+        """All heads' values for the last `queries` positions, where the same few rows are queries, keys and values.
+
+        exp(score) depends on the rows alone, so that softmax's numerator is the sum over the keys seen of a table
+        exp(score) v, and its denominator of exp(score): one matrix product each with the 0/1 matrix of what a sequence
+        holds, for every token that could ask; then the one that does is picked. (member, batch, queries, heads x head_dim)
+        """
+        members, batch, length = x.index.shape
+        asking = x.rows.unflatten(1, (x.tokens, length))[:, :, -queries:].flatten(1, 2)
+        norm, heads = self._norm(block, "attention_norm"), self.heads
+        q = rearrange(linear(norm(asking), block["q.weight"], block["q.bias"]), "m q (h d) -> m h q d", h=heads)
+        rows = norm(x.rows)
+        k = rearrange(linear(rows, block["k.weight"]), "m r (h d) -> m h r d", h=heads)
+        v = rearrange(linear(rows, block["v.weight"], block["v.bias"]), "m r (h d) -> m r 1 h d", h=heads)
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if self.causal:
+            hidden = ~self._mask(queries, length, q.device).repeat(x.tokens, x.tokens)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        # The largest score that a sequence holds lies between these two: float32 has room for both if they are 160 apart.
+        by_key = scores.detach().unflatten(-1, (x.tokens, length))
+        middle = (by_key.amax((-2, -1)) + by_key.amin(-2).amax(-1)) / 2
+        weights = (scores - middle[..., None]).clamp(max=ROOM).exp()
+        weights = rearrange(weights, "m h q r -> m r q h 1")
+        held = torch.zeros(members, batch, x.rows.shape[1], device=q.device, dtype=q.dtype).scatter_(2, x.index, 1.0)
+        sequence, place = torch.arange(batch, device=q.device)[:, None], torch.arange(queries, device=q.device)
+        asks = (sequence * x.tokens + x.index[:, :, -queries:] // length) * queries + place
+
+        def over_keys(table: Tensor) -> Tensor:
+            sums = torch.bmm(held, table.flatten(2)).view(members, batch * x.tokens * queries, heads, -1)
+            return look_up(sums, asks)
+
+        return (over_keys(weights * v) * over_keys(weights).reciprocal()).flatten(-2)
 
     def _attention_once(self, block: dict[str, Tensor], x: Tensor) -> Tensor:
         """Self-attention for the last position alone: (member, batch, position, model) -> (member, batch, 1, model)."""
