@@ -29,12 +29,12 @@ quick laptop paper: $(READY) ## the same at this profile, training what the stor
 test: $(READY)          ## everything that must hold
 	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env
 
-bench: $(READY)         ## our training loop against the textbook one, about five minutes: _build/bench.json
+bench: $(READY)         ## our training loop against the textbook one, about ten minutes: _build/bench.json
 	@$(LIB) bench
 
-gpu-check: $(READY)     ## the tests that need a CUDA device; says so where there is none
+gpu-check: $(READY)     ## the tests that need a CUDA device and the bench on it, _build/bench-gpu.json; says so where there is none
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-	then $(BIN)/python -m pytest -q -m gpu tests; else echo "gpu-check: no CUDA device here; nothing was checked"; fi
+	then $(BIN)/python -m pytest -q -m gpu tests && $(LIB) bench --device cuda; else echo "gpu-check: no CUDA device here; nothing was checked"; fi
 
 refresh: $(READY)       ## run every chapter at its defaults and store the outputs that the tests compare
 	@set -e; for notebook in book/*.ipynb; do $(LIB) refresh $$(basename $$notebook .ipynb); done

@@ -25,6 +25,18 @@ def _train(chapter: str, profile: str, experiments: dict, values: dict) -> dict:
     )
 
 
+def _estimate(chapter: str, profile: str, experiments: dict, values: dict) -> None:
+    """Say what is missing and what it will cost."""
+    from lib.estimate import estimate
+
+    if not experiments:
+        print(f"{chapter}: has no runs to train")
+        return
+    table = estimate(experiments, workers=values.get("workers", 0), device=values.get("device", "auto"))
+    print(f"{chapter}, profile {profile}: at most, since a run that emerges ends before its budget")
+    print(table.to_string(index=False, formatters={"member-steps": "{:,}".format, "hours": "{:.2f}".format}))
+
+
 def _run(chapter: str, profile: str, overrides: dict, out: Path | None = None) -> None:
     start = time.monotonic()
     values = chapters.parameters(chapter, profile, overrides)
@@ -39,7 +51,12 @@ def _run(chapter: str, profile: str, overrides: dict, out: Path | None = None) -
 
 def run(args) -> None:
     """Check everything, train what is missing where progress can be seen, then execute the chapter."""
-    _run(args.chapter, args.profile, chapters.parse(args.chapter, dict(args.p)), args.out)
+    overrides = chapters.parse(args.chapter, dict(args.p))
+    if args.estimate:
+        values = chapters.parameters(args.chapter, args.profile, overrides)
+        _estimate(args.chapter, args.profile, chapters.grid(args.chapter, args.profile, overrides), values)
+    else:
+        _run(args.chapter, args.profile, overrides, args.out)
 
 
 def sweep(args) -> None:
@@ -49,6 +66,8 @@ def sweep(args) -> None:
     if args.experiment:
         experiments = {args.experiment: experiments[chapters.one_of("experiment", args.experiment, list(experiments))]}
     values = chapters.parameters(args.chapter, args.profile, overrides)
+    if args.estimate:
+        return _estimate(args.chapter, args.profile, experiments, values)
     for name, result in _train(args.chapter, args.profile, experiments, values).items():
         states = ", ".join(f"{count} {state}" for state, count in result.rows.status.value_counts().items())
         print(f"{args.chapter}: {name}: {result} ({states})")
@@ -84,8 +103,12 @@ def build(args) -> None:
 def bench(args) -> None:
     """Our loop against the textbook one, interleaved in one run: a table, and bench.json in the build folder."""
     from lib import bench
+    from lib.train import resolve_device
 
-    bench.bench(chapters.build_folder() / "bench.json")
+    if resolve_device(args.device) == "cuda":
+        bench.bench_gpu(chapters.build_folder() / "bench-gpu.json")
+    else:
+        bench.bench(chapters.build_folder() / "bench.json")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,12 +126,15 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter")
         return sub
 
-    command(run, p=True).add_argument("--out", type=Path, help="where the executed notebook goes")
-    command(sweep, p=True).add_argument("--experiment", metavar="E", help="only this one of the chapter's experiments")
+    runs, sweeps = command(run, p=True), command(sweep, p=True)
+    runs.add_argument("--out", type=Path, help="where the executed notebook goes")
+    sweeps.add_argument("--experiment", metavar="E", help="only this one of the chapter's experiments")
+    for sub in (runs, sweeps):
+        sub.add_argument("--estimate", action="store_true", help="only say what is missing and how long it will take here")
     command(freeze)
     command(refresh, profile="")
     command(build, chapter=False, profile=None)
-    command(bench, chapter=False, profile="")
+    command(bench, chapter=False, profile="").add_argument("--device", default="cpu", help="cpu, or cuda for bench-gpu.json")
     return parser
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
+import resource
 import statistics
 import tempfile
 import time
@@ -27,14 +30,15 @@ from lib.models import Transformer
 from lib.models.transformer import sinusoids
 from lib.run import Run, Training
 from lib.store import Store
-from lib.sweep import sweep, worker_pool
+from lib.sweep import make_up, sweep, worker_pool
 from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
 from lib.train import train
 
 ALTERNATIONS = 5
 SECONDS = 2.0  # of each side in each alternation
+GPU_SIZES = [1 << n for n in range(11)]
 
-MASKED = dict(causal=True, positions="learned", layer_norm=True)
+MASKED = dict(causal=True, positions="learned", embedding="table", layer_norm=True)
 ADAMW = dict(optimizer="adamw", learning_rate=1e-3, weight_decay=0.01)
 CASES = {
     "linear map S 16, s 3": Run(
@@ -52,7 +56,7 @@ CASES = {
 STUDY = [
     Run(
         task=LinearMap(S=12, s=3), model=Transformer(layers=1, width=64, heads=8, **MASKED), seed=seed,
-        training=Training(batch=256, steps=10_000, every=25, spacing=0.0, eval_size=256, stop_below=0.05, tail=0.0, **ADAMW),
+        training=Training(batch=256, steps=10_000, every=25, spacing=0.0, eval_size=256, stop_below=0.35, tail=0.0, **ADAMW),
     )
     for seed in range(16)
 ]
@@ -100,7 +104,7 @@ class PlainTransformer(nn.Module):
         """Shapes: (batch, position, feature) or tokens (batch, position) -> (batch, read, output)."""
         tokens = not inputs.is_floating_point()
         x = F.embedding(inputs, self.embed.weight.T) + self.embed.bias if tokens else self.embed(inputs)
-        x = x + (self.position.weight if self.position else sinusoids(inputs.shape[1], self.embed.out_features))
+        x = x + (self.position.weight if self.position else sinusoids(inputs.shape[1], self.embed.out_features, inputs.device))
         for block in self.blocks:
             x = block(x)
         return self.read(self.final_norm(x)[:, reads[0] :])
@@ -129,12 +133,12 @@ class PlainTransformer(nn.Module):
 class PlainLoop:
     """The textbook loop on one run's task, data stream and initial weights."""
 
-    def __init__(self, run: Run, model: nn.Module | None = None):
+    def __init__(self, run: Run, model: nn.Module | None = None, device: str = "cpu"):
         self.run, self.step, t = run, 0, run.training
-        self.seed = torch.tensor([run.seed])
+        self.seed = torch.tensor([run.seed], device=device)
         self.constants = run.task.constants(self.seed)
         initial = {k: v[0] for k, v in run.model.init(run.task, self.seed).items()}
-        self.model = model or PlainTransformer(run.model, run.task).load(initial)
+        self.model = model or PlainTransformer(run.model, run.task).to(device).load(initial)
         parameters = self.model.parameters()
         if t.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(parameters, lr=t.learning_rate)
@@ -164,30 +168,40 @@ class PlainLoop:
 
 
 # ----------------------------------------------------------------------------------------------------------- measurement
+def seconds(run: Run, steps: int, members: int = 1, device: str = "cpu", eval_size: int = 1) -> float:
+    """What our loop takes for so many steps of so many members side by side, in this process."""
+    training = run.training.model_copy(update=dict(steps=steps, every=steps, eval_size=eval_size, stop_below=None))
+    runs = [run.model_copy(update={"training": training, "seed": seed}) for seed in range(members)]
+    return train(runs, device)[0].wall_s
+
+
 def timed(run: Run, steps: int) -> float:
     """Steps a second of our loop, in this process."""
-    training = run.training.model_copy(update=dict(steps=steps, every=steps, eval_size=1, stop_below=None))
-    return steps / train([run.model_copy(update={"training": training})])[0].wall_s
+    return steps / seconds(run, steps)
 
 
-def peak(seconds: float) -> float:
-    """Float32 FLOPs a second of a cache-friendly matrix product, one thread."""
-    a, b = torch.randn(1024, 512), torch.randn(512, 512)
+def peak(duration: float, device: str = "cpu") -> float:
+    """Float32 FLOPs a second of a matrix product: on a CPU one that stays in cache, one thread."""
+    m, k, n = (1024, 512, 512) if device == "cpu" else (8192, 8192, 8192)
+    a, b = torch.randn(m, k, device=device), torch.randn(k, n, device=device)
+    torch.mm(a, b).sum().item()
     count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        torch.mm(a, b)
+    while time.perf_counter() - start < duration:
+        product = torch.mm(a, b)
         count += 1
-    return 2 * a.shape[0] * a.shape[1] * b.shape[1] * count / (time.perf_counter() - start)
+        if device != "cpu":
+            product[0, 0].item()
+    return 2 * m * k * n * count / (time.perf_counter() - start)
 
 
 def step_flops(run: Run) -> int:
     """FLOPs of the matrix products of one of our steps, forward and backward."""
-    with FlopCounterMode(display=False) as counter:
-        timed(run, 2)
-    both = counter.get_total_flops()
-    with FlopCounterMode(display=False) as counter:
-        timed(run, 1)
-    return both - counter.get_total_flops()
+    counts = []
+    for steps in (2, 1):
+        with FlopCounterMode(display=False) as counter:
+            seconds(run, steps)
+        counts.append(counter.get_total_flops())
+    return counts[0] - counts[1]
 
 
 def compare(name: str, run: Run, pool: ProcessPoolExecutor, workers: int) -> dict:
@@ -239,6 +253,99 @@ def efficiency(pool: ProcessPoolExecutor, workers: int) -> dict:
             "ratio": ratio, "roofline_fraction": None, "device": "cpu", "threads": workers}
 
 
+def _sweep_memory(count: int) -> float:
+    """Peak resident megabytes of a fresh process that trains so many runs."""
+    run = CASES["regression T 16"]
+    training = run.training.model_copy(update=dict(steps=10, every=10, eval_size=32))
+    with tempfile.TemporaryDirectory() as folder:
+        make_up([run.model_copy(update={"training": training, "seed": seed}) for seed in range(count)], Store(folder).open(), 1, "cpu")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def memory(few: int = 8, many: int = 64) -> dict:
+    """Peak memory of a sweep of many runs over that of a sweep of few, each in a process of its own, megabytes."""
+    used = []
+    for count in (many, few):
+        with worker_pool(1) as pool:
+            used.append(pool.submit(_sweep_memory, count).result())
+    return {"case": f"peak memory of {many} runs and of {few}, MB", "ours": used[0], "plain": used[1], "ratio": used[0] / used[1],
+            "roofline_fraction": None, "device": "cpu", "threads": 1}
+
+
+GROWTH = {  # one size at a time, from a model that is small enough to be quick: what a step costs
+    "d": [SingleLocation(T=64, d=d) for d in (8, 16, 32, 64, 128)],
+    "T": [SingleLocation(T=T, d=16) for T in (16, 32, 64, 128, 256)],
+    "batch": [8, 16, 32, 64, 128],
+    "width": [32, 64, 128, 256, 512],
+    "members": [1, 2, 4, 8],
+}
+
+
+def growth(pool: ProcessPoolExecutor, repeats: int = 3) -> list[dict]:
+    """Member-steps a second of one worker as one size grows from the base regression T 64."""
+    base, rows = CASES["regression T 64"], []
+    for vary, values in GROWTH.items():
+        for value in values:
+            run, members, size = base, 1, value
+            if vary in ("d", "T"):
+                run, size = base.model_copy(update={"task": value}), getattr(value, vary)
+            elif vary == "batch":
+                run = base.model_copy(update={"training": base.training.model_copy(update={"batch": value})})
+            elif vary == "width":
+                run = base.model_copy(update={"model": base.model.model_copy(update={"width": value})})
+            else:
+                members = value
+            once = pool.submit(seconds, run, 3, members).result() / 3
+            steps = max(3, round(SECONDS / 4 / once))
+            times = [pool.submit(seconds, run, steps, members).result() for _ in range(repeats)]
+            rows.append({"case": f"{vary} = {size}", "ours": members * steps / statistics.median(times), "plain": None, "ratio": None,
+                         "roofline_fraction": None, "device": "cpu", "threads": 1, "vary": vary, "value": size})
+    return rows
+
+
+def bench_gpu(out: Path, cases: dict[str, Run] = CASES, sizes: list[int] = GPU_SIZES, device: str = "cuda", report: Callable = print) -> list[dict]:
+    """Member-steps a second against how many members are stacked, the plain loop and the device's peak; writes `out`.
+
+    The start, the capture and the readings are taken out by subtracting a shorter run. A size that does not fit ends a case.
+    """
+    top, rows = peak(SECONDS / 4, device), []
+    report(f"{'case':42} {'members':>8} {'ours':>10} {'plain':>8} {'of peak':>8}")
+    for name, run in cases.items():
+        flops = step_flops(run)
+        plain = PlainLoop(run, device=device)
+        plain.advance(5)
+        start, steps = time.perf_counter(), 20
+        plain.advance(steps)
+        theirs = steps / (time.perf_counter() - start)
+        for members in sizes:
+            try:
+                steps = max(10, round(SECONDS / 20 / (seconds(run, 20, members, device) / 20)) * 10)
+                rate = members * steps / (seconds(run, 10 + steps, members, device) - seconds(run, 10, members, device))
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                break
+            rows.append({"case": name, "ours": rate, "plain": theirs, "ratio": rate / theirs, "roofline_fraction": flops * rate / top,
+                         "device": device, "threads": torch.get_num_threads(), "members": members, "flops": flops, "peak": top})
+            report(f"{name:42} {members:8d} {rate:10.1f} {theirs:8.1f} {flops * rate / top:8.0%}")
+    return _write(out, rows)
+
+
+def machine() -> str:
+    """Processor, cores and the version of torch."""
+    try:
+        name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def _write(out: Path, rows: list[dict]) -> list[dict]:
+    rows = [row | {"machine": machine()} for row in rows]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
+
+
 def bench(out: Path, cases: dict[str, Run] = CASES, seeds: list[Run] = STUDY, report: Callable = print) -> list[dict]:
     """Measure every case and the study of `seeds`, print a table, write `out`."""
     workers = os.cpu_count() or 1
@@ -254,7 +361,7 @@ def bench(out: Path, cases: dict[str, Run] = CASES, seeds: list[Run] = STUDY, re
         for name, run in cases.items():
             add(compare(name, run, pool, workers))
         add(efficiency(pool, workers))
+        rows += growth(pool)
+    add(memory())
     add(study(seeds, workers))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(rows, indent=1) + "\n")
-    return rows
+    return _write(out, rows)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -20,12 +20,12 @@ from tqdm import tqdm
 from lib.config import InputError
 from lib.run import Run
 from lib.store import OUTCOME, Frozen, Store
-from lib.train import resolve_device, train
+from lib.train import Result, resolve_device, train
 
 ATTEMPTS = 3  # a pool whose worker was killed is built again this often
 ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
 # what a worker frees it keeps, in huge pages: no page faults in the loop; a tenth of the time of a regression step
-GPU_ENSEMBLE = 64  # members stacked on a GPU; on a CPU one a worker is fastest
+ENSEMBLE = 1024  # members stacked on a GPU at most; on a CPU one a worker is fastest
 
 
 @dataclass
@@ -70,24 +70,68 @@ def worker_pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _work(runs: list[Run], folder: str, device: str) -> list[tuple[str, str, bool]]:
-    """Train what is absent and unlocked and commit it; returns (key, status, emerged) of each committed run."""
+    """Train what is absent and unlocked, committing each run as it ends; returns (key, status, emerged) of each."""
     store = Store(folder)
+    results: list[Result] = []
+
+    def commit(result: Result) -> None:
+        store.put(result)
+        results.append(result)
+
     with ExitStack() as locks:
         mine = [run for run in runs if locks.enter_context(store.lock(run)) and run not in store]
-        results = train(mine, device) if mine else []
-        for result in results:
-            store.put(result)
+        _fit(mine, device, commit)
     return [(r.run.key, r.status, r.steps < r.run.training.steps and r.status == "finished") for r in results]
 
 
-def batches(runs: list[Run], size: int) -> Iterator[list[Run]]:
+def _fit(runs: list[Run], device: str, done: Callable[[Result], None]) -> None:
+    """Train runs together, or in halves where they do not fit into memory; what was done before is not done again."""
+    ended: set[str] = set()
+
+    def note(result: Result) -> None:
+        ended.add(result.run.key)
+        done(result)
+
+    try:
+        if runs:
+            train(runs, device, done=note)
+        return
+    except torch.OutOfMemoryError:
+        if len(runs) == 1:
+            raise InputError(f"{runs[0].task.kind}: one run alone does not fit into the device's memory; lower batch or width") from None
+    torch.cuda.empty_cache()
+    left = [run for run in runs if run.key not in ended]
+    for half in (left[: len(left) // 2], left[len(left) // 2 :]):
+        _fit(half, device, done)
+
+
+def ensemble(run: Run, device: str) -> int:
+    """How many runs like this one to stack: one on a CPU; on a GPU what four fifths of its free memory hold."""
+    if device == "cpu":
+        return 1
+    short = run.model_copy(update={"training": run.training.model_copy(update={"steps": 1, "stop_below": None})})
+    used = []
+    for members in (1, 2):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        train([short.model_copy(update={"seed": seed}) for seed in range(members)], device)
+        used.append(torch.cuda.max_memory_allocated())
+    torch.cuda.empty_cache()
+    return max(1, min(ENSEMBLE, int(0.8 * torch.cuda.mem_get_info()[0] / max(1, used[1] - used[0]))))
+
+
+def batches(runs: list[Run], size: Callable[[Run], int]) -> Iterator[list[Run]]:
     """Runs that may share a batch, at most `size` together, in the order given."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(run.alike if size > 1 else run.key, []).append(run)
-    for group in groups.values():
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
+        groups.setdefault(run.alike, []).append(run)
+    together = {alike: size(group[0]) for alike, group in groups.items()}
+    if max(together.values(), default=1) == 1:
+        yield from ([run] for run in runs)
+        return
+    for alike, group in groups.items():
+        for start in range(0, len(group), together[alike]):
+            yield group[start : start + together[alike]]
 
 
 def make_up(runs: list[Run], store: Store, workers: int = 0, device: str = "auto", label: str = "runs") -> None:
@@ -100,7 +144,7 @@ def make_up(runs: list[Run], store: Store, workers: int = 0, device: str = "auto
     counts = {"emerged": 0, "censored": 0, "diverged": 0}
     with tqdm(total=len(runs), desc=label, unit="run", disable=None) as bar:
         for attempt in range(1, ATTEMPTS + 1):
-            jobs = list(batches([run for run in runs if run not in store], 1 if device == "cpu" else GPU_ENSEMBLE))
+            jobs = list(batches([run for run in runs if run not in store], lambda run: ensemble(run, device)))
             try:
                 for done in _results(jobs, store, workers, device):
                     for _, status, emerged in done:

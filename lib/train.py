@@ -16,6 +16,7 @@ from lib.config import InputError
 from lib.run import Run, Training
 from lib.tasks.base import Batch
 
+IDLE = {"cpu": 0.0, "cuda": 0.25}  # share of members that may have ended before the batch closes up: a GPU captures anew
 EVAL_CHUNK = 64  # held-out sequences a forward pass: bounds memory
 Visit = Callable[[int, dict[str, Tensor], dict[str, Tensor]], None]  # (step, the members' parameters, their constants)
 
@@ -57,28 +58,80 @@ def numerics(device: str, tf32: bool):
 
 
 def _optimizer(training: Training, parameters: dict[str, Tensor]) -> torch.optim.Optimizer:
-    tensors = list(parameters.values())
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(tensors, lr=training.learning_rate)
-    if training.optimizer == "adam":
-        return torch.optim.Adam(tensors, lr=training.learning_rate, fused=True)
-    return torch.optim.AdamW(tensors, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
-
-
-def _keep(optimizer, parameters: dict[str, Tensor], members: Tensor) -> dict[str, Tensor]:
-    """Close the batch up: only `members` (indices) go on, with their optimiser state."""
-    kept, state = {}, {}
-    for name, old in parameters.items():
-        kept[name] = old.detach()[members].clone().requires_grad_()
-        state[kept[name]] = {k: v[members] if v.shape == old.shape else v for k, v in optimizer.state.pop(old, {}).items()}
-    optimizer.param_groups[0]["params"] = list(kept.values())
-    optimizer.state.update(state)
-    return kept
+    tensors, t = list(parameters.values()), training
+    on_gpu = tensors[0].is_cuda
+    rate = torch.tensor(t.learning_rate, device=tensors[0].device) if on_gpu and t.warmup else t.learning_rate
+    if t.optimizer == "sgd":
+        return torch.optim.SGD(tensors, lr=rate)
+    kind, decay = (torch.optim.Adam, {}) if t.optimizer == "adam" else (torch.optim.AdamW, {"weight_decay": t.weight_decay})
+    return kind(tensors, lr=rate, fused=True, capturable=on_gpu, **decay)
 
 
 def _answers(task, model, parameters, batch: Batch) -> Tensor:
     """The model's outputs at the positions that the task reads: (member, batch, read, output)."""
     return model.forward(parameters, batch.inputs, task.reads, pattern=batch.pattern)
+
+
+class Steps:
+    """Takes optimiser steps of all members; on a GPU the step is captured once and replayed without the host.
+
+    The step's number lives on the device, since the data depend on it. `total` (member,) sums the training losses.
+    """
+
+    EAGER = 3  # before a capture; they are steps like any other
+
+    def __init__(self, task, model, training: Training, seeds, constants, parameters, step: int):
+        self.task, self.model, self.training = task, model, training
+        self.seeds, self.constants, self.parameters = seeds, constants, parameters
+        self.optimizer = _optimizer(training, parameters)
+        self.step = torch.tensor(step, device=seeds["data"].device)
+        self.total = torch.zeros(len(seeds["data"]), device=self.step.device)
+        self.taken, self.graph = 0, None
+
+    def take(self) -> None:
+        """One step."""
+        if not self.step.is_cuda:
+            self._advance()
+        elif self.graph:
+            self.graph.replay()
+        elif self.taken < self.EAGER:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._advance()
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._advance()
+            graph.replay()  # a capture runs nothing
+            self.graph = graph
+        self.taken += 1
+
+    def _advance(self) -> None:
+        training, group = self.training, self.optimizer.param_groups[0]
+        self.step += 1
+        if training.warmup and self.step.is_cuda:
+            group["lr"].copy_((self.step / training.warmup).clamp(max=1.0) * training.learning_rate)
+        elif training.warmup:
+            group["lr"] = training.learning_rate * min(1.0, self.step.item() / training.warmup)
+        batch = self.task.batch(self.constants, streams.key(self.seeds["data"], "train", self.step), training.batch)
+        loss = self.task.loss(_answers(self.task, self.model, self.parameters, batch), batch.targets).mean(1)
+        self.optimizer.zero_grad()
+        loss.sum().backward()
+        self.optimizer.step()
+        self.total += loss.detach()
+
+    def keep(self, members: Tensor) -> Steps:
+        """The same, of these members (indices) alone: the batch closes up."""
+        taken_from, self.graph = self.optimizer, None
+        parameters = {k: v.detach()[members].clone().requires_grad_() for k, v in self.parameters.items()}
+        seeds, constants = ({k: v[members] for k, v in d.items()} for d in (self.seeds, self.constants))
+        kept = Steps(self.task, self.model, self.training, seeds, constants, parameters, self.step.item())
+        for name, old in self.parameters.items():
+            state = taken_from.state[old]
+            kept.optimizer.state[parameters[name]] = {k: v[members] if v.shape == old.shape else v for k, v in state.items()}
+        return kept
 
 
 @torch.no_grad()
@@ -90,11 +143,14 @@ def _evaluate(task, model, parameters, constants, held_out: Batch) -> dict[str, 
     return {name: values.tolist() for name, values in measured.items()}
 
 
-def train(runs: Sequence[Run], device: str = "cpu", visit: Visit | None = None) -> list[Result]:
+def train(
+    runs: Sequence[Run], device: str = "cpu", visit: Visit | None = None, done: Callable[[Result], None] | None = None
+) -> list[Result]:
     """Train runs that differ in seeds alone; returns their results in order. Data are made as they are needed.
 
     A member ends by itself, when its test loss has been below `stop_below` for its tail, when it is not finite, or with
-    the budget; the others go on as if it had never been there. `visit` is called at each reading.
+    the budget; the others go on as if it had never been there. `visit` is called at each reading, `done` with each
+    result as soon as it is there.
     """
     if len({run.alike for run in runs}) != 1:
         raise InputError("train: runs that share a batch may differ in their seeds alone; give them to lib.sweep")
@@ -104,32 +160,25 @@ def train(runs: Sequence[Run], device: str = "cpu", visit: Visit | None = None) 
         seeds = {k: torch.tensor([run.seeds[k] for run in runs], device=device) for k in runs[0].seeds}
         constants = task.constants(seeds["data"])
         parameters = {k: v.requires_grad_() for k, v in model.init(task, seeds["init"]).items()}
-        optimizer = _optimizer(training, parameters)
+        steps = Steps(task, model, training, seeds, constants, parameters, 0)
         held_out = task.batch(constants, streams.key(seeds["eval"], "test"), training.eval_size, train=False)
-        readings = training.evaluations()
         curves: list[dict[str, list[float]]] = [{"step": [], "train_loss": []} for _ in runs]
         ends: list[int | None] = [None] * len(runs)  # where a member that has emerged may stop
         results: list[Result | None] = [None] * len(runs)
-        alive, step, started = list(range(len(runs))), 0, time.perf_counter()
-        for reading in readings:
-            total = torch.zeros(len(alive), device=device)
-            first = step
-            while step < reading:
-                step += 1
-                if training.warmup:
-                    optimizer.param_groups[0]["lr"] = training.learning_rate * min(1.0, step / training.warmup)
-                batch = task.batch(constants, streams.key(seeds["data"], "train", step), training.batch)
-                loss = task.loss(_answers(task, model, parameters, batch), batch.targets).mean(1)
-                optimizer.zero_grad()
-                loss.sum().backward()
-                optimizer.step()
-                total += loss.detach()
-            measured = _evaluate(task, model, parameters, constants, held_out)
-            measured["train_loss"] = (total / (step - first)).tolist() if step else [math.nan] * len(alive)
+        stack, step, started = list(range(len(runs))), 0, time.perf_counter()
+        for reading in training.evaluations():
+            steps.total.zero_()
+            before, step = step, reading
+            for _ in range(before, step):
+                steps.take()
+            measured = _evaluate(task, model, steps.parameters, steps.constants, held_out)
+            measured["train_loss"] = (steps.total / (step - before)).tolist() if step else [math.nan] * len(stack)
             if visit:
-                visit(step, {name: value.detach() for name, value in parameters.items()}, constants)
+                visit(step, {name: value.detach() for name, value in steps.parameters.items()}, steps.constants)
             stay = []
-            for place, member in enumerate(alive):
+            for place, member in enumerate(stack):
+                if results[member]:
+                    continue
                 values = {k: v[place] for k, v in measured.items()}
                 curves[member]["step"].append(step)
                 for name, value in values.items():
@@ -142,15 +191,15 @@ def train(runs: Sequence[Run], device: str = "cpu", visit: Visit | None = None) 
                     wall = time.perf_counter() - started
                     status = "diverged" if diverged else "finished"
                     results[member] = Result(runs[member], status, step, curves[member], wall, device)
+                    if done:
+                        done(results[member])
                 else:
                     stay.append(place)
             if not stay:
                 break
-            if len(stay) < len(alive):
+            if len(stack) - len(stay) > IDLE[device] * len(stack):
                 members = torch.tensor(stay, device=device)
-                parameters = _keep(optimizer, parameters, members)
-                constants = {k: v[members] for k, v in constants.items()}
-                seeds = {k: v[members] for k, v in seeds.items()}
+                steps = steps.keep(members)
                 held_out = Batch(*(t[members] for t in held_out))
-                alive = [alive[place] for place in stay]
+                stack = [stack[place] for place in stay]
     return results

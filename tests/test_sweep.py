@@ -11,7 +11,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
+import lib.sweep
+from lib import bench
+from lib.config import InputError
 from lib.models import Transformer
 from lib.run import Run, Training
 from lib.store import Store
@@ -46,9 +50,47 @@ def test_experiments_share_runs(tmp_path):
 
 
 def test_batches_hold_only_runs_alike():
-    groups = list(batches(grid(3), 2))
+    groups = list(batches(grid(3), lambda run: 2))
     assert sorted(map(len, groups)) == [1, 1, 2, 2] and all(len({r.alike for r in g}) == 1 for g in groups)
-    assert [g[0] for g in batches(grid(3), 1)] == grid(3)
+    assert [g[0] for g in batches(grid(3), lambda run: 1)] == grid(3)
+
+
+def test_out_of_memory_halves_the_stack_and_loses_nothing(tmp_path, monkeypatch):
+    """A device on which two members fit; the third's attempt dies after one member of the first stack had ended."""
+    real, sizes = lib.sweep.train, []
+
+    def small_device(runs, device, done):
+        sizes.append(len(runs))
+        if len(runs) > 2:
+            if len(sizes) == 1:
+                real(runs[:1], device, done=done)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(runs, device, done=done)
+
+    runs = [run for run in grid(6) if run.task.T == 4]
+    monkeypatch.setattr(lib.sweep, "train", small_device)
+    monkeypatch.setattr(lib.sweep, "ensemble", lambda run, device: 6)
+    stacked = table(tmp_path / "stacked", runs, workers=1)
+    assert sizes == [6, 2, 3, 1, 2]
+    monkeypatch.undo()
+    alone = table(tmp_path / "alone", runs, workers=1)
+    assert stacked[0].equals(alone[0])
+    readings = [curves[["step", "test_loss"]].to_numpy() for _, curves in (stacked, alone)]
+    assert abs(readings[0] - readings[1]).max() < 1e-4
+
+
+def test_one_run_that_does_not_fit_is_named(tmp_path, monkeypatch):
+    def tiny_device(runs, device, done):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(lib.sweep, "train", tiny_device)
+    with pytest.raises(InputError, match="single_location: one run alone does not fit.*lower batch or width"):
+        table(tmp_path, grid(1), workers=1)
+
+
+def test_memory_of_a_sweep_does_not_grow_with_its_runs():
+    few, many = (bench.memory(few=4, many=n) for n in (4, 24))
+    assert many["ratio"] < 1.05, (few, many)
 
 
 CELLS = {  # a chapter as small as one can be, with the grid above

@@ -10,8 +10,8 @@ import torch
 from lib.config import InputError
 from lib.models import Toy, Transformer
 from lib.run import Run, Training
-from lib.tasks import SingleLocation
-from lib.train import resolve_device, train
+from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
+from lib.train import IDLE, resolve_device, train
 
 GOLDEN = Path(__file__).parent / "golden.json"
 SMALL = dict(task=SingleLocation(T=6, d=4), model=Transformer(layers=2, heads=2, width=16))
@@ -54,6 +54,26 @@ def test_grouping_and_early_exit_of_others_change_no_run():
         alone = train([r.run])[0]
         assert alone.steps == r.steps and alone.curves["step"] == r.curves["step"]
         assert r.curves["test_loss"] == pytest.approx(alone.curves["test_loss"], rel=2e-3, abs=1e-4)
+
+
+def test_a_stack_need_not_close_up_at_once(monkeypatch):
+    """On a GPU, members that have ended may stay for a while; their results are not touched again."""
+    expected = [(r.steps, r.status) for r in train(members(4))]
+    monkeypatch.setitem(IDLE, "cpu", 0.9)
+    ended = []
+    assert [(r.steps, r.status) for r in train(members(4), done=ended.append)] == expected
+    assert sorted(r.run.seed for r in ended) == [0, 1, 2, 3] and [r.steps for r in ended] == sorted(r.steps for r in ended)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", [AssociativeRecall(N_pairs=3, N_tokens=9), LinearMap(S=4, s=2), CellularAutomaton(S=4, states=3)])
+@pytest.mark.parametrize("training", [dict(), dict(optimizer="sgd", learning_rate=0.1, warmup=10), dict(optimizer="adamw", warmup=10)])
+def test_a_captured_step_is_the_step(task, training):
+    """Replayed on CUDA, through a member's end and a new capture, against the CPU."""
+    runs = [Run(task=task, model=Transformer(layers=2, heads=2, width=16, causal=True), seed=s,
+                training=Training(steps=60, every=10, eval_size=32, stop_below=None, **training)) for s in range(3)]
+    for on_cpu, on_gpu in zip(train(runs), train(runs, "cuda"), strict=True):
+        assert on_gpu.curves["test_loss"] == pytest.approx(on_cpu.curves["test_loss"], rel=5e-3)
 
 
 @pytest.mark.gpu

@@ -8,9 +8,9 @@ numbers (x = u E + c gives x W = u (E W) + c W), or on a table of the few differ
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -118,6 +118,7 @@ class Table(NamedTuple):
         return look_up(rows, self.index)
 
 
+@functools.lru_cache(maxsize=16)
 def sinusoids(length: int, width: int, device=None) -> Tensor:
     """Sine-cosine position table of Vaswani et al. (2017), section 3.5. Shape (position, model)."""
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
@@ -223,7 +224,7 @@ class Transformer(Config):
             if last and len(reads) == 1 and bias is None and tap is None:
                 x = self._attention_once(block, x.dense())
             else:
-                hook = None if tap is None else partial(tap, layer)
+                hook = None if tap is None else functools.partial(tap, layer)
                 queries = len(reads) if last else inputs.shape[2]
                 x = self._attention(block, x, queries, bias if last else None, hook)
             x = Dense(self._mlp(block, x))
