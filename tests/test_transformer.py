@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lib import streams
-from lib.bench import PlainLoop, PlainTransformer
 from lib.models import MODELS, Toy, Transformer
+from lib.plain import PlainLoop, PlainTransformer
 from lib.run import Run, Training
 from lib.tasks import TASKS, AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
 from lib.train import train
