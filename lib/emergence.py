@@ -16,15 +16,22 @@ def first_below(steps, values, below: float) -> float:
     return float(np.asarray(steps)[hits[0]]) if len(hits) else float("nan")
 
 
-def emergence(sweep: Sweep, below: float = 0.1, metric: str = "test_loss") -> pd.DataFrame:
+def emergence(
+    sweep: Sweep, below: float | None = None, metric: str = "test_loss", *, above: float | None = None
+) -> pd.DataFrame:
     """The sweep's rows with `emergence` (step, NaN where censored), `emerged`, and `observed_until` (step).
 
-    Emergence is the first reading with `metric` at or below `below` (Zucchet et al. 2025, appendix D). A run that never
-    gets there, one that diverged included, is censored at its last step: `observed_until` is then all that is known.
+    Emergence is the first reading with `metric` at or below `below`, or at or above `above`; a loss of 0.1 if neither is
+    given (Zucchet et al. 2025, appendix D). A run that never gets there, one that diverged included, is censored at its
+    last step: `observed_until` is then all that is known.
     """
+    if below is not None and above is not None:
+        raise InputError(f"emergence: give below = {below:g} or above = {above:g}, not both")
     if len(sweep.curves) and metric not in sweep.curves:
         raise InputError(f"metric: {metric!r} was not recorded; there are {sorted(set(sweep.curves) - {'run', 'step'})}")
-    steps = {run: first_below(c["step"], c[metric], below) for run, c in sweep.curves.groupby("run", sort=False)}
+    sign, threshold = (-1, -above) if above is not None else (1, 0.1 if below is None else below)
+    curves = sweep.curves.groupby("run", sort=False)
+    steps = {run: first_below(c["step"], sign * c[metric], threshold) for run, c in curves}
     rows = sweep.rows.assign(emergence=sweep.rows["run"].map(steps).astype(float))
     emerged = rows["emergence"].notna()
     return rows.assign(emerged=emerged, observed_until=rows["emergence"].where(emerged, rows["steps"]).astype(float))
