@@ -20,12 +20,12 @@ from tqdm import tqdm
 from lib.config import InputError
 from lib.run import Run
 from lib.store import OUTCOME, Frozen, Store
-from lib.train import Result, resolve_device, train
+from lib.train import EVAL_CHUNK, Result, resolve_device, train
 
 ATTEMPTS = 3  # a pool whose worker was killed is built again this often
 ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
 # what a worker frees it keeps, in huge pages: no page faults in the loop; a tenth of the time of a regression step
-ENSEMBLE = 1024  # members stacked on a GPU at most; on a CPU one a worker is fastest
+SEQUENCES = 65_535  # of all members in one kernel: more do not fit into a CUDA grid
 
 
 @dataclass
@@ -106,7 +106,7 @@ def _fit(runs: list[Run], device: str, done: Callable[[Result], None]) -> None:
 
 
 def ensemble(run: Run, device: str) -> int:
-    """How many runs like this one to stack: one on a CPU; on a GPU what four fifths of its free memory hold."""
+    """How many runs like this one to stack: on a CPU one, which is fastest; on a GPU what four fifths of its free memory hold."""
     if device == "cpu":
         return 1
     short = run.model_copy(update={"training": run.training.model_copy(update={"steps": 1, "stop_below": None})})
@@ -117,7 +117,8 @@ def ensemble(run: Run, device: str) -> int:
         train([short.model_copy(update={"seed": seed}) for seed in range(members)], device)
         used.append(torch.cuda.max_memory_allocated())
     torch.cuda.empty_cache()
-    return max(1, min(ENSEMBLE, int(0.8 * torch.cuda.mem_get_info()[0] / max(1, used[1] - used[0]))))
+    most = SEQUENCES // max(run.training.batch, min(EVAL_CHUNK, run.training.eval_size))
+    return max(1, min(most, int(0.8 * torch.cuda.mem_get_info()[0] / max(1, used[1] - used[0]))))
 
 
 def batches(runs: list[Run], size: Callable[[Run], int]) -> Iterator[list[Run]]:

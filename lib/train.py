@@ -101,12 +101,21 @@ class Steps:
                 self._advance()
             torch.cuda.current_stream().wait_stream(side)
         else:
-            graph = torch.cuda.CUDAGraph()
+            self.graph = self._capture()
+            self.graph.replay()  # a capture runs nothing
+        self.taken += 1
+
+    def _capture(self):
+        torch.cuda.empty_cache()  # a graph has a memory pool of its own
+        graph = torch.cuda.CUDAGraph()
+        try:
             with torch.cuda.graph(graph):
                 self._advance()
-            graph.replay()  # a capture runs nothing
-            self.graph = graph
-        self.taken += 1
+        except RuntimeError as error:  # to end a capture that ran out of memory is another error
+            if isinstance(error.__context__, torch.OutOfMemoryError):
+                raise error.__context__ from None
+            raise
+        return graph
 
     def _advance(self) -> None:
         training, group = self.training, self.optimizer.param_groups[0]
