@@ -27,6 +27,19 @@ def test_emergence_and_censoring():
         emergence(made_sweep(), metric="accuracy")
 
 
+def test_emergence_above_a_threshold():
+    """An accuracy emerges when it rises: at the reading that equals the threshold, too; NaN is never there."""
+    sweep = made_sweep()
+    sweep.curves["accuracy"] = 1 - sweep.curves["test_loss"]
+    table = emergence(sweep, above=0.6, metric="accuracy")
+    assert table["emergence"].fillna(-1).tolist() == [10, 20, -1] and table["observed_until"].tolist() == [10, 20, 10]
+    falling = emergence(sweep, below=0.4)
+    assert falling["emergence"].equals(table["emergence"])
+    with pytest.raises(InputError, match="below = 0.1 or above = 0.9, not both") as error:
+        emergence(sweep, below=0.1, above=0.9)
+    assert "\n" not in str(error.value)
+
+
 def test_first_below_counts_equality_and_absence():
     assert first_below([0, 5, 9], [0.5, 0.1, 0.0], 0.1) == 5
     assert np.isnan(first_below([0, 5], [0.5, 0.2], 0.1))
