@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from lib import streams
+from lib.config import InputError
 from lib.tasks.base import Batch, StateSequence
 
 
@@ -94,17 +95,47 @@ class CellularAutomaton(StateSequence):
 
     def advance(self, cells: Tensor, table: Tensor) -> Tensor:
         """The next state: k applications of the rule. Shapes: (..., S), (..., entries) -> (..., S)."""
-        reach = self.window // 2
         for _ in range(self.k):
-            if self.boundary == "circular":
-                padded = torch.cat([cells[..., self.S - reach :], cells, cells[..., :reach]], -1)
-            else:
-                padded = torch.nn.functional.pad(cells, (reach, reach))
-            index = torch.zeros_like(cells)
-            for offset in range(self.window):
-                index = index * self.colours + padded[..., offset : offset + self.S]
-            cells = table.gather(-1, index)
+            cells = table.gather(-1, self._entry(cells))
         return cells
+
+    def _entry(self, cells: Tensor) -> Tensor:
+        """Which entry of the rule table decides each cell's next colour. Shapes: (..., S) -> (..., S)."""
+        reach = self.window // 2
+        if self.boundary == "circular":
+            padded = torch.cat([cells[..., self.S - reach :], cells, cells[..., :reach]], -1)
+        else:
+            padded = torch.nn.functional.pad(cells, (reach, reach))
+        index = torch.zeros_like(cells)
+        for offset in range(self.window):
+            index = index * self.colours + padded[..., offset : offset + self.S]
+        return index
+
+    def best_loss(self, constants: dict[str, Tensor], batch: Batch) -> Tensor:
+        """Least expected cross-entropy of each answer given all cells before it, nats: (member, batch, read).
+
+        With a pool: Bayes' rule over the pool's tables, all alike at the start; a table is out once it has been wrong. With
+        fresh tables and k = 1: ln(colours) for an entry that the sequence has not used yet, 0 for one that it has. With
+        fresh tables and k > 1 the posterior is over tables that explain states between which nothing is seen: InputError.
+        """
+        if not self.pool and self.k > 1:
+            raise InputError(f"best_loss: not known for fresh tables and k = {self.k}; set k = 1 or give a pool")
+        tokens = torch.cat([batch.inputs, batch.targets[..., -1:]], -1)
+        states = tokens.unflatten(-1, (self.states, self.S))
+        before, answers = states[:, :, :-1], states[:, :, 1:].flatten(2)
+        if not self.pool:
+            entry = self._entry(before).flatten(2)
+            used = (entry[..., :, None] == entry[..., None, :]).tril(-1).any(-1)
+            return torch.where(used, 0.0, self.chance_loss)
+        left = torch.zeros(answers.shape, device=answers.device)  # tables that explain all cells so far, and this one
+        right = torch.zeros_like(left)
+        for table in constants["rules"].split(1, 1):
+            table = table[:, :, None].expand(-1, *before.shape[1:3], -1)
+            said = self.advance(before, table)
+            fits = (said.flatten(2) == answers).float().cumprod(-1)
+            right += fits
+            left += torch.cat([torch.ones_like(fits[..., :1]), fits[..., :-1]], -1)
+        return (left / right).log()
 
     def batch(self, constants: dict[str, Tensor], key: Tensor, size: int, *, train: bool = True) -> Batch:
         """`size` fresh sequences a member from the stream `key` (member,); training and test data are alike."""
