@@ -1,4 +1,7 @@
-"""The tests have a store and a build folder of their own, for the notebooks too; the repository is not touched."""
+"""The tests have a store, a build folder and results of their own, for the notebooks too; the repository is not touched.
+
+Results frozen at `quick` are left out: whatever takes two minutes is trained for real.
+"""
 
 import os
 import shutil
@@ -8,9 +11,10 @@ from pathlib import Path
 import pytest
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="book-tests-"))
-os.environ |= {"BOOK_STORE": str(SCRATCH / "store"), "BOOK_BUILD": str(SCRATCH / "build")}
-for name in ("BOOK_DIR", "BOOK_RESULTS"):
-    os.environ.pop(name, None)
+RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
+shutil.copytree(RESULTS, SCRATCH / "results", ignore=shutil.ignore_patterns("*.quick.*"))
+os.environ |= {f"BOOK_{name.upper()}": str(SCRATCH / name) for name in ("store", "build", "results")}
+os.environ.pop("BOOK_DIR", None)
 
 
 def pytest_unconfigure():
