@@ -1,5 +1,7 @@
 """The book's Transformer, a pure function of parameters with a leading member axis.
 
+Another way to mix tokens may take attention's place in every block (`lib.models.mixers`).
+
 It computes only what the loss reads. The last block asks its queries at the read-out positions alone; where that is one
 position it projects neither keys nor values, by associativity: q (x W_K)ᵀ = (q W_Kᵀ) xᵀ and A (x W_V) = (A x) W_V. The
 first block is fed by an embedding, and its projections are made where that is small: composed with an affine map of few
@@ -20,17 +22,12 @@ from pydantic import Field
 from torch import Tensor
 
 from lib import streams
-from lib.config import Config
+from lib.config import Config, InputError
+from lib.models import mixers
+from lib.models.linear import linear
 
 ROOM = 80.0  # sums of exp(80) times something, and exp(-80), are normal numbers in float32
 Tap = Callable[[int, Tensor], Tensor]  # (layer, attention pattern) -> the pattern to use
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear map a member. Shapes: x (member, ..., in), weight (member, in, out), bias (member, out) -> (member, ..., out)."""
-    flat = x.flatten(1, -2)
-    y = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias[:, None], flat, weight)
-    return y.view(*x.shape[:-1], weight.shape[-1])
 
 
 def look_up(rows: Tensor, index: Tensor) -> Tensor:
@@ -128,7 +125,7 @@ def sinusoids(length: int, width: int, device=None) -> Tensor:
 
 
 class Transformer(Config):
-    """Multi-head attention and MLP blocks over the sequence, and a linear read-out where the task reads.
+    """Multi-head attention, or another mixer, and MLP blocks over the sequence, and a linear read-out where the task reads.
 
     Defaults are the regression column of Zucchet et al. (2025), table 1. `layer_norm` is pre-norm. There is no key
     bias: it adds the same number to all scores of a query and softmax does not see it.
@@ -136,6 +133,7 @@ class Transformer(Config):
     positions   "sinusoidal": the fixed table, added; "learned": a table of parameters, N(0, 1) at the start
     embedding   how the token map starts: "linear": as any linear map; "table": N(0, 1), as torch.nn.Embedding
     score_bias  c: adds c where the true pattern is to the last block's scores (Baherwani et al. 2026)
+    mixer       what mixes the tokens; state: Mamba's numbers a channel
     """
 
     version: ClassVar[int] = 1
@@ -153,6 +151,10 @@ class Transformer(Config):
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     embedding: Literal["linear", "table"] = "linear"
     score_bias: float = 0.0
+    mixer: Literal[
+        "attention", "mlp_mixer", "mlp_mixer_unmasked", "linear_rnn", "mamba", "gated_deltanet", "rwkv", "xlstm"
+    ] = "attention"
+    state: int = Field(16, ge=1, le=1024)
 
     def check(self, task) -> None:
         """Raise ValueError where the model cannot do the task."""
@@ -160,6 +162,7 @@ class Transformer(Config):
             raise ValueError(
                 f"heads: {self.heads} heads do not divide width {self.width}; choose a divisor or give head_dim"
             )
+        mixers.check(self)
 
     @property
     def attention_width(self) -> int:
@@ -173,8 +176,11 @@ class Transformer(Config):
         if self.positions == "learned":
             shapes["position.weight"] = (task.length, model)
         for layer in range(self.layers):
-            block = {"q.weight": (model, inner), "q.bias": (inner,), "k.weight": (model, inner)}
-            block |= {"v.weight": (model, inner), "v.bias": (inner,), "o.weight": (inner, model), "o.bias": (model,)}
+            if self.mixer == "attention":
+                block = {"q.weight": (model, inner), "q.bias": (inner,), "k.weight": (model, inner)}
+                block |= {"v.weight": (model, inner), "v.bias": (inner,), "o.weight": (inner, model), "o.bias": (model,)}
+            else:
+                block = mixers.MIXERS[self.mixer].shapes(self, task)
             if self.mlp:
                 hidden = self.mlp_factor * model
                 block |= {"up.weight": (model, hidden), "up.bias": (hidden,)}
@@ -191,14 +197,18 @@ class Transformer(Config):
         """Initial parameters as torch.nn.Linear draws them, uniform within ±1/sqrt(fan-in), for seeds (member,)."""
         parameters, shapes = {}, self.shapes(task)
         for name, shape in shapes.items():
-            if name == "position.weight" or (name == "embed.weight" and self.embedding == "table"):
-                parameters[name] = streams.normal(streams.key(seeds, name), shape) * streams.NORMAL
+            own, key = name.partition(".")[2], streams.key(seeds, name)
+            mixer = mixers.MIXERS[self.mixer] if own.startswith("mix.") else None
+            if mixer and (values := mixer.init(own, shape, key)) is not None:
+                parameters[name] = values
+            elif name == "position.weight" or (name == "embed.weight" and self.embedding == "table"):
+                parameters[name] = streams.normal(key, shape) * streams.NORMAL
             elif "norm" in name or (name == "embed.bias" and self.embedding == "table"):
                 fill = torch.ones if name.endswith("scale") else torch.zeros
                 parameters[name] = fill(len(seeds), *shape, device=seeds.device)
             else:
                 fan_in = shapes[name.replace(".bias", ".weight")][0]
-                parameters[name] = (2 * streams.uniform(streams.key(seeds, name), shape) - 1) * fan_in**-0.5
+                parameters[name] = (2 * streams.uniform(key, shape) - 1) * fan_in**-0.5
         return parameters
 
     def forward(
@@ -216,12 +226,16 @@ class Transformer(Config):
         `score_bias` uses, (member, batch, read, position) -> (member, batch, read, output). `tap` is called with every
         layer's attention pattern (member, batch, head, query, position) and returns the one to use.
         """
+        if tap is not None and self.mixer != "attention":
+            raise InputError(f"tap: mixer {self.mixer} has no attention pattern; use a model with mixer = 'attention'")
         bias = pattern[:, :, None] * self.score_bias if self.score_bias and pattern is not None else None
         x = self._embed(parameters, inputs)
         for layer in range(self.layers):
             block = {k.split(".", 1)[1]: v for k, v in parameters.items() if k.startswith(f"{layer}.")}
             last = layer == self.layers - 1
-            if last and len(reads) == 1 and bias is None and tap is None:
+            if self.mixer != "attention":
+                x = self._mix(block, x.dense())[:, :, -len(reads) if last else 0 :]
+            elif last and len(reads) == 1 and bias is None and tap is None:
                 x = self._attention_once(block, x.dense())
             else:
                 hook = None if tap is None else functools.partial(tap, layer)
@@ -259,6 +273,10 @@ class Transformer(Config):
 
     def _add(self, x: Tensor, update: Tensor) -> Tensor:
         return x + update if self.residual else update
+
+    def _mix(self, block: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The mixer in attention's place: (member, batch, position, model) -> the same."""
+        return self._add(x, mixers.MIXERS[self.mixer].mix(self, block, self._norm(block, "attention_norm")(x)))
 
     def _attention(
         self, block: dict[str, Tensor], x: Dense | Affine | Table, queries: int, bias: Tensor | None = None, hook=None
