@@ -8,7 +8,7 @@ from torch import nn
 
 from lib import streams
 from lib.models import Transformer
-from lib.models.transformer import sinusoids
+from lib.models.residual import sinusoids
 from lib.run import Run
 
 

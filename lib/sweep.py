@@ -126,7 +126,7 @@ def batches(runs: list[Run], size: Callable[[Run], int]) -> Iterator[list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.alike, []).append(run)
-    together = {alike: size(group[0]) for alike, group in groups.items()}
+    together = {alike: size(group[0]) if len(group) > 1 else 1 for alike, group in groups.items()}
     if max(together.values(), default=1) == 1:
         yield from ([run] for run in runs)
         return
