@@ -86,3 +86,48 @@ def test_bounds_what_is_learnt_from_below(pool):
 def test_fresh_tables_applied_twice_are_refused():
     with pytest.raises(InputError, match="best_loss: not known for fresh tables and k = 2"):
         sample(CellularAutomaton(S=6, states=3, pool=0, k=2))
+
+
+def copy_and_parities():
+    """Entries left * 4 + middle * 2 + right: the middle cell, left XOR right, and the parity of all three."""
+    cells = list(itertools.product(range(2), repeat=3))
+    return [[m for _, m, _ in cells], [left ^ r for left, _, r in cells], [left ^ m ^ r for left, m, r in cells]]
+
+
+@pytest.mark.parametrize("which, k, needs", [(0, 1, 1), (1, 1, 2), (2, 1, 3), (0, 2, 1), (1, 2, 2), (2, 2, 3)])
+def test_a_parity_is_worth_nothing_until_its_last_cell(which, k, needs):
+    """Over two colours a rule applied twice squares its polynomial: as many cells, twice as far apart."""
+    task = CellularAutomaton(S=5, states=2, colours=2, pool=1, k=k)
+    partial = task.partial_loss({"rules": torch.tensor([[copy_and_parities()[which]]])})
+    expected = [math.log(2) if n < needs else 0.0 for n in range(task.span + 1)]
+    assert partial[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_part_of_a_neighbourhood_is_worth_the_average_of_the_rules_and_never_less_than_a_smaller_part():
+    task = CellularAutomaton(S=6, states=2, colours=3, pool=5)
+    constants = task.constants(SEEDS)
+    together = task.partial_loss(constants)
+    single = task.model_copy(update={"pool": 1})
+    alone = [single.partial_loss({"rules": constants["rules"][:, i : i + 1]}) for i in range(5)]
+    assert torch.allclose(together, torch.stack(alone).mean(0), atol=1e-6)
+    assert (together.diff(dim=1) <= 0).all() and together[:, -1].abs().max() < 1e-6 and (together[:, 0] <= task.chance_loss).all()
+
+
+def test_part_of_a_neighbourhood_by_counting():
+    """One rule, one cell seen: the entropy of the next cell given that cell, counted in many random first states."""
+    task = CellularAutomaton(S=8, states=2, colours=3, pool=1)
+    constants = task.constants(SEEDS[:1])
+    before, after = task.draw(constants, streams.key(SEEDS[:1], "many"), 20_000)[0][0].unbind(1)
+    losses = []
+    for offset in (-1, 0, 1):
+        counts = torch.zeros(9).index_add_(0, (3 * before.roll(-offset, -1) + after).flatten(), torch.ones(before.numel())).view(3, 3)
+        law = counts / counts.sum()
+        losses.append((torch.special.entr(law).sum() - torch.special.entr(law.sum(1)).sum()).item())
+    assert task.partial_loss(constants)[0, 1].item() == pytest.approx(min(losses), abs=0.005)  # 160 000 cells
+
+
+@pytest.mark.parametrize("options", [{"pool": 0}, {"pool": 2, "k": 6}])
+def test_partial_loss_without_a_pool_or_of_too_many_neighbourhoods_is_refused(options):
+    task = CellularAutomaton(S=16, states=2, **options)
+    with pytest.raises(InputError, match="partial_loss: needs a pool"):
+        task.partial_loss(task.constants(SEEDS))
