@@ -141,19 +141,22 @@ class CellularAutomaton(StateSequence):
     def partial_loss(self, constants: dict[str, Tensor]) -> Tensor:
         """Least expected loss of an answer when the rule is known but only n cells of its neighbourhood are seen, nats.
 
-        (member, n), n from 0 to the span, the mean over the pool's tables. Each cell of the state before is uniform, as in
-        the first state; of all choices of n cells the best one counts for each table. A loss below entry n needs more than n
-        cells. InputError for fresh tables and for more than 2^20 neighbourhoods.
+        (member, n), n from 0 to the span, the mean over the pool's tables. Each cell of the state before is uniform,
+        as in the first state; of all choices of n cells the best one counts for each table. A loss below entry n needs
+        more than n cells. InputError for fresh tables and for more than 2^20 neighbourhoods.
         """
         if not self.pool or self.colours**self.span > 1 << 20:
-            raise InputError("partial_loss: needs a pool and at most 2^20 neighbourhoods; give a pool, or lower k, window or colours")
+            raise InputError(
+                "partial_loss: needs a pool of rules and at most 2^20 neighbourhoods; give a pool, or lower k, window, colours"
+            )
         strip = self.model_copy(update={"S": self.span})
-        tables = constants["rules"].flatten(0, 1)
-        cells = torch.cartesian_prod(*[torch.arange(self.colours, device=tables.device)] * self.span).view(-1, self.span)
+        tables, shape = constants["rules"].flatten(0, 1), (self.colours,) * self.span
+        colours = torch.arange(self.colours, device=tables.device)
+        cells = torch.cartesian_prod(*[colours] * self.span).view(-1, self.span)
         losses = torch.full((len(tables), self.span + 1), self.chance_loss, device=tables.device)
         for table, best in zip(tables, losses, strict=True):
             colour = strip.advance(cells, table.expand(len(cells), -1))[:, self.span // 2]
-            law = torch.nn.functional.one_hot(colour, self.colours).float().view(*(self.colours,) * self.span, self.colours)
+            law = torch.nn.functional.one_hot(colour, self.colours).float().view(*shape, self.colours)
             for n in range(self.span + 1):
                 for hidden in itertools.combinations(range(self.span), self.span - n):
                     seen = law.mean(hidden) if hidden else law
