@@ -192,7 +192,7 @@ class Transformer(Config):
         bias (member, batch, 1, queries, position) is added to the scores. With a hook the pattern is made explicitly.
         """
         inner, norm = self.attention_width, self._norm(block, "attention_norm")
-        if isinstance(x, Table) and bias is None and hook is None and 32 * x.tokens**2 <= x.index.shape[1]:
+        if isinstance(x, Table) and bias is None and hook is None and 8 * x.tokens**2 <= x.index.shape[1]:
             y = self._attention_on_table(block, x, queries)
             return self._add(x.last(queries).dense(), linear(y, block["o.weight"], block["o.bias"]))
         weight = torch.cat([block["k.weight"], block["v.weight"]], -1)
