@@ -68,9 +68,9 @@ def test_tapped_forward_is_the_fast_one_and_sees_normalised_causal_patterns(task
         assert pattern.triu(task.length - pattern.shape[-2] + 1).abs().max() == 0
 
 
-@pytest.mark.parametrize("ahead", [10.0, 130.0])
+@pytest.mark.parametrize("ahead", [10.0, 130.0, 170.0])
 def test_attention_on_the_table_where_no_sequence_holds_the_largest_score(ahead):
-    """Token 1 would win by more than float32's smallest exponent, and does not occur; position 2 then wins by 1."""
+    """Token 1 would win by up to float32's whole range and more, and does not occur; position 2 then wins by 1."""
     task = LinearMap(S=4, s=2)
     model = Transformer(layers=1, heads=1, width=16, causal=True, positions="learned")
     parameters, (inputs, _, _) = setup(model, task, 200)
@@ -79,10 +79,13 @@ def test_attention_on_the_table_where_no_sequence_holds_the_largest_score(ahead)
     parameters["0.q.bias"][:, 0], parameters["0.k.weight"][:, 0, 0] = 4.0, 1.0
     parameters["embed.weight"][:, 1, 0], parameters["position.weight"][:, 2, 0] = ahead, 1.0
     parameters["position.weight"][:, :, 1:] = torch.randn(7, 15, generator=torch.Generator().manual_seed(0))
+    parameters = {name: value.requires_grad_() for name, value in parameters.items()}
     inputs = torch.zeros_like(inputs)
-    fast = model.forward(parameters, inputs, task.reads)
-    slow = model.forward(parameters, inputs, task.reads, tap=lambda layer, p: p)
+    fast, slow = (model.forward(parameters, inputs, task.reads, tap=tap) for tap in (None, lambda layer, p: p))
     torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad(y.square().mean(), [*parameters.values()]) for y in (fast, slow)]
+    for name, ours, theirs in zip(parameters, *gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_score_bias_moves_attention_to_the_true_pattern():

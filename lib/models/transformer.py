@@ -26,7 +26,7 @@ from lib.models import mixers
 from lib.models.linear import linear
 from lib.models.residual import Affine, Dense, Table, look_up, sinusoids
 
-ROOM = 80.0  # sums of exp(80) times something, and exp(-80), are normal numbers in float32
+ROOM = 70.0  # exp(70) and exp(-70), times a batch and a gradient, are normal numbers in float32
 Tap = Callable[[int, Tensor], Tensor]  # (layer, attention pattern) -> the pattern to use
 
 
@@ -192,8 +192,8 @@ class Transformer(Config):
         bias (member, batch, 1, queries, position) is added to the scores. With a hook the pattern is made explicitly.
         """
         inner, norm = self.attention_width, self._norm(block, "attention_norm")
-        if isinstance(x, Table) and bias is None and hook is None and 8 * x.tokens**2 <= x.index.shape[1]:
-            y = self._attention_on_table(block, x, queries)
+        few = isinstance(x, Table) and 8 * x.tokens**2 <= x.index.shape[1] and x.index.device.type == "cpu"
+        if few and bias is None and hook is None and (y := self._attention_on_table(block, x, queries)) is not None:
             return self._add(x.last(queries).dense(), linear(y, block["o.weight"], block["o.bias"]))
         weight = torch.cat([block["k.weight"], block["v.weight"]], -1)
         shift = torch.cat([torch.zeros_like(block["v.bias"]), block["v.bias"]], -1)
@@ -224,12 +224,14 @@ class Transformer(Config):
         """True where a query, one of the last positions, may look: (queries, position)."""
         return torch.ones(queries, length, dtype=torch.bool, device=device).tril(length - queries)
 
-    def _attention_on_table(self, block: dict[str, Tensor], x: Table, queries: int) -> Tensor:
+    def _attention_on_table(self, block: dict[str, Tensor], x: Table, queries: int) -> Tensor | None:
         """All heads' values for the last `queries` positions, where the same few rows are queries, keys and values.
 
         exp(score) depends on the rows alone, so that softmax's numerator is the sum over the keys seen of a table
         exp(score) v, and its denominator of exp(score): one matrix product each with the 0/1 matrix of what a sequence
-        holds, for every token that could ask; then the one that does is picked. (member, batch, queries, heads x head_dim)
+        holds, for every token that could ask; then the one that does is picked. (member, batch, queries, heads x head_dim);
+        None where scores lie so far apart that float32 has no room for their exponentials, which only the values tell: not
+        for a captured graph.
         """
         members, batch, length = x.index.shape
         asking = x.rows.unflatten(1, (x.tokens, length))[:, :, -queries:].flatten(1, 2)
@@ -242,9 +244,12 @@ class Transformer(Config):
         if self.causal:
             hidden = ~self._mask(queries, length, q.device).repeat(x.tokens, x.tokens)
             scores = scores.masked_fill(hidden, -torch.inf)
-        # The largest score that a sequence holds lies between these two: float32 has room for both if they are 160 apart.
+        # The largest score that a sequence holds lies between these two: float32 has room for both if they are not too far apart.
         by_key = scores.detach().unflatten(-1, (x.tokens, length))
-        middle = (by_key.amax((-2, -1)) + by_key.amin(-2).amax(-1)) / 2
+        high, low = by_key.amax((-2, -1)), by_key.amin(-2).amax(-1)
+        if (high - low).max() > 2 * ROOM:
+            return None
+        middle = (high + low) / 2
         weights = (scores - middle[..., None]).clamp(max=ROOM).exp()
         weights = rearrange(weights, "m h q r -> m r q h 1")
         held = torch.zeros(members, batch, x.rows.shape[1], device=q.device, dtype=q.dtype).scatter_(2, x.index, 1.0)
@@ -255,7 +260,7 @@ class Transformer(Config):
             sums = torch.bmm(held, table.flatten(2)).view(members, batch * x.tokens * queries, heads, -1)
             return look_up(sums, asks)
 
-        return (over_keys(weights * v) * over_keys(weights).reciprocal()).flatten(-2)
+        return (over_keys(weights * v) / over_keys(weights)).flatten(-2)  # the gradient of a reciprocal squares it: no room
 
     def _attention_once(self, block: dict[str, Tensor], x: Tensor) -> Tensor:
         """Self-attention for the last position alone: (member, batch, position, model) -> (member, batch, 1, model)."""
