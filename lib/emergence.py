@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from scipy.stats import CensoredData, ecdf
+from statsmodels.stats.proportion import proportion_confint
 
 from lib.config import InputError
 from lib.sweep import Sweep
@@ -52,6 +53,13 @@ def median_emergence(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return cells.agg(
         emergence=("emergence", "median"), runs=("emerged", "size"), censored=("emerged", lambda e: int((~e).sum()))
     ).reset_index()
+
+
+def solve_rate(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Share of each cell's runs that emerged, with its 95 % interval (Wilson), `emerged` and `runs`."""
+    cells = table.groupby(by, sort=True)["emerged"].agg(emerged="sum", runs="size")
+    low, high = proportion_confint(cells["emerged"], cells["runs"], method="wilson")
+    return cells.assign(share=cells["emerged"] / cells["runs"], low=low, high=high).reset_index()
 
 
 def counts(table: pd.DataFrame) -> dict[str, int]:

@@ -11,6 +11,7 @@ import pandas as pd
 import statsmodels.api as sm
 from scipy.optimize import minimize
 from scipy.stats import norm
+from statsmodels.duration.hazard_regression import PHReg
 
 from lib.config import InputError
 
@@ -138,6 +139,24 @@ def both_fits(table: pd.DataFrame, factors: dict[str, str], **kw) -> dict[str, P
         name: power_law(rows, "observed_until", factors, observed="emerged", seed_column="seed", **kw)
         for name, rows in fits.items()
     }
+
+
+def hazard_exponent(table: pd.DataFrame, factor: str, *, groups: str = "seed") -> Estimate:
+    """β of hazard ∝ factor^β, by Cox's partial likelihood (Efron's for ties); censored runs count for as long as watched.
+
+    The hazard is the rate at which runs emerge that have not yet. n independent searchers have n times the hazard of one,
+    so β = 1, whatever one searcher's distribution of times is. `table` is `lib.emergence.emergence`'s; rows with the same
+    `groups` may depend on one another, which widens the 95 % interval.
+    """
+    for column in (factor, groups):
+        if column not in table:
+            raise InputError(f"hazard_exponent: the table has no column {column!r}")
+    values = table[factor].to_numpy(float)
+    if not ((values > 0).all() and np.ptp(values) > 0 and table["emerged"].any()):
+        raise InputError(f"hazard_exponent: {factor} must take two positive values or more, and at least one run must emerge")
+    model = PHReg(table["observed_until"].to_numpy(float), np.log(values), status=table["emerged"].to_numpy(int), ties="efron")
+    found = model.fit(groups=pd.factorize(table[groups])[0])
+    return Estimate(float(found.params[0]), *map(float, found.conf_int()[0]))
 
 
 def summary(laws: dict[str, PowerLaw]) -> pd.DataFrame:

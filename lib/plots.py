@@ -121,6 +121,31 @@ def emergence(ax: Axes, table: pd.DataFrame, x: str, by: str, *, law=None, label
     return colors
 
 
+def strip(ax: Axes, table: pd.DataFrame, by: str) -> None:
+    """Emergence steps on a log axis, a line a name in `by`, the earliest median on top: a dot a run, an open triangle
+    where it was censored, a bar at the median. `table` is `lib.emergence.emergence`'s."""
+    medians = table.groupby(by)["observed_until"].median().sort_values()
+    for place, (name, median) in enumerate(medians.items()):
+        rows = table[table[by] == name]
+        seen, late = rows[rows["emerged"]], rows[~rows["emerged"]]
+        ax.plot([median, median], [place - 0.3, place + 0.3], color=COLORS["black"], linewidth=1.6)
+        ax.scatter(seen["emergence"], [place] * len(seen), s=22, color=COLORS["blue"], alpha=0.75, linewidths=0)
+        ax.scatter(late["observed_until"], [place] * len(late), s=28, marker=">", facecolors="none", edgecolors=COLORS["blue"])
+    ax.set(xscale="log", xlabel="emergence (steps)", ylim=(len(medians) - 0.5, -0.5))
+    ax.set_yticks(range(len(medians)), medians.index)
+    ax.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+
+
+def shares(ax: Axes, x: Sequence[float], rates: pd.DataFrame, *, color: str | None = None, label: str | None = None) -> None:
+    """Shares of runs with their intervals as bars; `rates` is `lib.emergence.solve_rate`'s, one row for each x."""
+    color = color or ax._get_lines.get_next_color()
+    span = np.clip([rates["share"] - rates["low"], rates["high"] - rates["share"]], 0, None)
+    ax.errorbar(x, rates["share"], span, color=color, label=label, marker="o", markersize=4, linewidth=1.4, elinewidth=0.9, capsize=2)
+    ax.set(ylim=(-0.04, 1.04))
+
+
 def slope(ax: Axes, x: Sequence[float], y: Sequence[float], exponent: float, label: str) -> None:
     """Dashed grey line of a power law with this exponent through the geometric centre of the points (log axes)."""
     x, y = (np.log(np.asarray(values, dtype=float)) for values in (x, y))

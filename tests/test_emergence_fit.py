@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from lib.config import InputError
-from lib.emergence import counts, emergence, first_below, median_emergence, survival
-from lib.fit import power_law
+from lib.emergence import counts, emergence, first_below, median_emergence, solve_rate, survival
+from lib.fit import hazard_exponent, power_law
 from lib.sweep import Sweep
 
 
@@ -105,3 +105,47 @@ def test_one_run_a_cell_still_has_an_honest_interval():
 def test_counts():
     table = emergence(made_sweep(), below=0.1).assign(seed=[0, 1, 1])
     assert counts(table) == {"seeds": 2, "censored": 2}
+
+
+def test_solve_rate_is_wilsons():
+    """None of n: from 0 to z²/(n + z²); all of n: the mirror image; a half: symmetric."""
+    table = pd.DataFrame({"heads": [1] * 4 + [2] * 4 + [4] * 4, "emerged": [False] * 4 + [True, False] * 2 + [True] * 4})
+    rate = solve_rate(table, ["heads"]).set_index("heads")
+    z2 = 1.959964**2
+    assert rate["share"].tolist() == [0, 0.5, 1] and rate["emerged"].tolist() == [0, 2, 4] and (rate["runs"] == 4).all()
+    assert rate.loc[1, ["low", "high"]].tolist() == pytest.approx([0, z2 / (4 + z2)], abs=1e-6)
+    assert rate.loc[4, ["low", "high"]].tolist() == pytest.approx([4 / (4 + z2), 1], abs=1e-6)
+    assert rate.loc[2, "low"] + rate.loc[2, "high"] == pytest.approx(1)
+
+
+def drawn(exponent, seeds, budget, generator):
+    """Emergence with hazard heads^exponent times that of a Weibull distribution, seen until the budget."""
+    table = pd.DataFrame([(h, seed) for h in (1, 2, 4, 8) for seed in range(seeds)], columns=["heads", "seed"])
+    time = (generator.exponential(size=len(table)) / table["heads"] ** exponent) ** 0.5
+    return table.assign(emerged=time <= budget, observed_until=np.minimum(time, budget))
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
+def test_hazard_exponent_finds_what_was_drawn(exponent):
+    """Unbiased with half of the runs of one head censored, and its intervals cover as often as they say."""
+    generator = np.random.default_rng(0)
+    found = [hazard_exponent(drawn(exponent, 40, 0.8, generator), "heads") for _ in range(60)]
+    assert np.mean([e.value for e in found]) == pytest.approx(exponent, abs=0.06)
+    assert np.mean([e.low <= exponent <= e.high for e in found]) > 0.85
+
+
+def test_the_minimum_of_n_draws_has_n_times_the_hazard():
+    generator = np.random.default_rng(1)
+    times = {n: generator.gamma(3, size=(200, n)).min(1) for n in (1, 2, 4, 8)}
+    table = pd.DataFrame([(n, seed, time) for n, draws in times.items() for seed, time in enumerate(draws)], columns=["n", "seed", "observed_until"])
+    estimate = hazard_exponent(table.assign(emerged=True), "n")
+    assert estimate.low < 1 < estimate.high and estimate.high - estimate.low < 0.3
+
+
+def test_hazard_exponent_says_what_it_cannot_do():
+    table = drawn(1.0, 5, 0.8, np.random.default_rng(0))
+    for wrong, message in ((table.query("heads == 2"), "two positive values"), (table.assign(heads=0), "two positive values"),
+                           (table.assign(emerged=False), "at least one run"), (table.drop(columns="heads"), "no column 'heads'")):
+        with pytest.raises(InputError, match=message) as error:
+            hazard_exponent(wrong, "heads")
+        assert "\n" not in str(error.value)
