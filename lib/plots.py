@@ -127,11 +127,12 @@ def strip(ax: Axes, table: pd.DataFrame, by: str) -> None:
     medians = table.groupby(by)["observed_until"].median().sort_values()
     for place, (name, median) in enumerate(medians.items()):
         rows = table[table[by] == name]
-        seen, late = rows[rows["emerged"]], rows[~rows["emerged"]]
+        there, late = rows[rows["emerged"]], rows[~rows["emerged"]]
         ax.plot([median, median], [place - 0.3, place + 0.3], color=COLORS["black"], linewidth=1.6)
-        ax.scatter(seen["emergence"], [place] * len(seen), s=22, color=COLORS["blue"], alpha=0.75, linewidths=0)
+        ax.scatter(there["emergence"], [place] * len(there), s=22, color=COLORS["blue"], alpha=0.75, linewidths=0)
         ax.scatter(late["observed_until"], [place] * len(late), s=28, marker=">", facecolors="none", edgecolors=COLORS["blue"])
-    ax.set(xscale="log", xlabel="emergence (steps)", ylim=(len(medians) - 0.5, -0.5))
+    seen = table["observed_until"]
+    ax.set(xscale="log", xlabel="emergence (steps)", ylim=(len(medians) - 0.5, -0.5), xlim=(seen.min() / 1.6, seen.max() * 1.6))
     ax.set_yticks(range(len(medians)), medians.index)
     ax.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter("{x:g}")

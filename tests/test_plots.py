@@ -71,3 +71,25 @@ def test_reference_lines_are_grey_and_named(ax):
     plots.reference(ax, [0, 1], [0, 1], "theory")
     assert [line.get_color() for line in ax.lines] == [plots.COLORS["grey"]] * 2
     assert [text.get_text() for text in ax.texts] == ["no learning"]
+
+
+def waits():
+    return pd.DataFrame({"mixer": ["slow", "slow", "fast", "fast"], "emerged": [True, False, True, True],
+                         "emergence": [40.0, np.nan, 10.0, 20.0], "observed_until": [40.0, 100.0, 10.0, 20.0]})
+
+
+def test_strip_has_the_earliest_median_on_top_and_censored_runs_open(ax):
+    plots.strip(ax, waits(), "mixer")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["fast", "slow"] and ax.yaxis_inverted()
+    assert [line.get_xdata()[0] for line in bold(ax)] == [15, 70]
+    points = {(x, y): len(dots.get_facecolors()) > 0 for dots in ax.collections for x, y in dots.get_offsets()}
+    assert points == {(10, 0): True, (20, 0): True, (40, 1): True, (100, 1): False}
+    assert ax.get_xlim()[1] > 100
+
+
+def test_shares_are_drawn_with_their_intervals(ax):
+    rates = pd.DataFrame({"share": [0.0, 0.5], "low": [0.0, 0.2], "high": [0.4, 0.8]})
+    plots.shares(ax, [1, 2], rates, label="lax")
+    (bars,) = ax.containers
+    assert bars.lines[0].get_ydata().tolist() == [0, 0.5]
+    assert [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()] == [[0, 0.4], [0.2, 0.8]]
