@@ -111,6 +111,14 @@ def bench(args) -> None:
         bench.bench(chapters.build_folder() / "bench.json")
 
 
+def pythia(args) -> None:
+    """When Pythia's capabilities emerge, by its public checkpoints, and which heads carry them."""
+    from lib.language import pythia
+
+    options = {name: getattr(args, name) for name in ("folder", "cache", "gigabytes", "stride", "device")}
+    pythia.run(args.size, args.seed, **options)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lib", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -135,6 +143,14 @@ def _parser() -> argparse.ArgumentParser:
     command(refresh, profile="")
     command(build, chapter=False, profile=None)
     command(bench, chapter=False, profile="").add_argument("--device", default="cpu", help="cpu, or cuda for bench-gpu.json")
+    models = command(pythia, chapter=False, profile="")
+    models.add_argument("--size", default="14m", help="of the model, such as 14m or 410m")
+    models.add_argument("--seed", type=int, default=0, help="0: the first run; 1 to 9: the runs with other seeds")
+    models.add_argument("--folder", type=Path, help="where checkpoints lie, as <model>/step<n>/; else they are downloaded")
+    models.add_argument("--cache", type=Path, help="where downloads are kept")
+    models.add_argument("--gigabytes", type=float, default=5.0, help="how much of them to keep")
+    models.add_argument("--stride", type=int, default=0, metavar="N", help="check the search by a scan of every Nth checkpoint")
+    models.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser
 
 
