@@ -6,7 +6,7 @@ import torch
 from lib import streams
 from lib.models import Transformer
 from lib.run import Run, Training
-from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap
+from lib.tasks import AssociativeRecall, CellularAutomaton, Language, LinearMap
 from lib.tasks.base import Batch
 from lib.train import train
 
@@ -33,7 +33,8 @@ def lowest_loss(task, model=MODEL):
     return min(train([run])[0].curves["test_loss"]) / task.chance_loss
 
 
-TASKS = [AssociativeRecall(N_pairs=2, N_tokens=6), LinearMap(S=5, s=1), CellularAutomaton(S=5, states=3, colours=3, pool=1)]
+TASKS = [AssociativeRecall(N_pairs=2, N_tokens=6), LinearMap(S=5, s=1), CellularAutomaton(S=5, states=3, colours=3, pool=1),
+         Language(length=12, filler=8, nouns=8, things=4, names=4, places=1, numbers=5, span=2, items=2, gap=1)]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -10,7 +10,7 @@ import torch
 from lib.config import InputError
 from lib.models import Toy, Transformer
 from lib.run import Run, Training
-from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
+from lib.tasks import AssociativeRecall, CellularAutomaton, Language, LinearMap, SingleLocation
 from lib.train import IDLE, resolve_device, train
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -24,6 +24,9 @@ CASES = {
     "single_location × toy": Run(
         task=SingleLocation(T=6, d=4, position="fixed", feature=False), model=Toy(start="normal"),
         training=Training(optimizer="sgd", learning_rate=0.5, steps=30, every=10, eval_size=32)),
+    "language × transformer": Run(
+        task=Language(length=16), model=Transformer(layers=2, heads=2, width=16, causal=True, layer_norm=True, positions="learned", embedding="table"),
+        training=Training(optimizer="adamw", steps=30, every=10, eval_size=32, learning_rate=1e-3)),
 }
 
 
@@ -66,7 +69,7 @@ def test_a_stack_need_not_close_up_at_once(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("task", [AssociativeRecall(N_pairs=3, N_tokens=9), LinearMap(S=4, s=2), CellularAutomaton(S=4, states=3)])
+@pytest.mark.parametrize("task", [AssociativeRecall(N_pairs=3, N_tokens=9), LinearMap(S=4, s=2), CellularAutomaton(S=4, states=3), Language(length=16)])
 @pytest.mark.parametrize("training", [dict(), dict(optimizer="sgd", learning_rate=0.1, warmup=10), dict(optimizer="adamw", warmup=10)])
 def test_a_captured_step_is_the_step(task, training):
     """Replayed on CUDA, through a member's end and a new capture, against the CPU."""

@@ -9,7 +9,7 @@ from lib import streams
 from lib.models import MODELS, Toy, Transformer
 from lib.plain import PlainLoop, PlainTransformer
 from lib.run import Run, Training
-from lib.tasks import TASKS, AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
+from lib.tasks import TASKS, AssociativeRecall, CellularAutomaton, Language, LinearMap, SingleLocation
 from lib.train import train
 
 TASK = SingleLocation(T=7, d=5)
@@ -28,7 +28,9 @@ SWITCHES = [
 
 
 TASKS_SMALL = [TASK, AssociativeRecall(N_pairs=3, N_tokens=9), LinearMap(S=4, s=2), LinearMap(S=3, s=2, states=3),
-               CellularAutomaton(S=4, states=3, colours=3, pool=5)]
+               CellularAutomaton(S=4, states=3, colours=3, pool=5),
+               Language(length=7, filler=4, nouns=4, things=2, names=2, places=1, numbers=3, span=2, items=1, gap=1, held_out=2,
+                        rates=[0.3, 0.3, 0.3, 0.0])]
 
 
 @pytest.mark.parametrize("task, switches", [

@@ -6,6 +6,7 @@ numbers in which GAP stands for a word of filler text.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,19 +24,25 @@ GRID = 1 << 53  # probabilities are integers over this
 
 
 # --------------------------------------------------------------------------------------------------------- filler text
-def zipf(count: int, exponent: float) -> np.ndarray:
-    """Zipf's law over ranks 1 .. count: probabilities proportional to rank^-exponent. Shape (count,).
+@functools.cache
+def zipf(count: int, exponent: float) -> tuple[float, ...]:
+    """Zipf's law over ranks 1 .. count: probabilities proportional to rank^-exponent.
 
-    >>> zipf(3, 1.0).round(3).tolist()
+    >>> [round(p, 3) for p in zipf(3, 1.0)]
     [0.545, 0.273, 0.182]
     """
     weights = np.arange(1, count + 1, dtype=float) ** -exponent
-    return weights / weights.sum()
+    return tuple((weights / weights.sum()).tolist())
 
 
-def categorical(key: Tensor, shape: tuple[int, ...], probabilities: np.ndarray) -> Tensor:
-    """Draws of a category, equal bits on every device. Shapes: (member,), (category,) -> (member, *shape) int64."""
-    edges = torch.from_numpy(np.rint(probabilities.cumsum()[:-1] * GRID).astype(np.int64)).to(key.device)
+@functools.cache
+def _edges(probabilities: tuple[float, ...], device: str) -> Tensor:
+    return torch.from_numpy(np.rint(np.cumsum(probabilities)[:-1] * GRID).astype(np.int64)).to(device)
+
+
+def categorical(key: Tensor, shape: tuple[int, ...], probabilities: tuple[float, ...]) -> Tensor:
+    """Draws of a category, equal bits on every device. Shapes: (member,) -> (member, *shape) int64."""
+    edges = _edges(probabilities, str(key.device))
     return torch.searchsorted(edges, streams.integers(key, shape, GRID), right=True)
 
 
@@ -50,13 +57,14 @@ def chain(words: int, branching: int, exponent: float, seed: int, device=None) -
     return torch.cat([bigram.expand(words, -1, -1), trigram], -1)
 
 
-def slots(branching: int, exponent: float, trigram: float) -> np.ndarray:
-    """Probabilities of the chain's slots: (1 - trigram) and trigram, each split by Zipf's law. Shape (slot,)."""
-    share = zipf(branching, exponent)
-    return np.concatenate([(1 - trigram) * share, trigram * share])
+@functools.cache
+def slots(branching: int, exponent: float, trigram: float) -> tuple[float, ...]:
+    """Probabilities of the chain's slots: shares 1 - trigram and trigram, each split by Zipf's law."""
+    share = np.array(zipf(branching, exponent))
+    return tuple(np.concatenate([(1 - trigram) * share, trigram * share]).tolist())
 
 
-def filler(key: Tensor, size: int, length: int, table: Tensor, weights: np.ndarray, exponent: float) -> Tensor:
+def filler(key: Tensor, size: int, length: int, table: Tensor, weights: tuple[float, ...], exponent: float) -> Tensor:
     """Filler text: two words by Zipf's law, then the chain. Shapes: key (member,), table (word, word, slot) ->
     (member, size, length) int64."""
     words, _, choices = table.shape
@@ -73,13 +81,13 @@ def filler(key: Tensor, size: int, length: int, table: Tensor, weights: np.ndarr
     return torch.cat([pairs[..., :1] // words, pairs[..., :-1] % words], -1)
 
 
-def filler_entropy(length: int, table: np.ndarray, weights: np.ndarray, exponent: float) -> float:
+def filler_entropy(length: int, table: np.ndarray, weights: tuple[float, ...], exponent: float) -> float:
     """Entropy of `length` words of filler, nats a word: what a model that knows the chain attains on filler alone."""
     words, _, choices = table.shape
     follows = np.zeros((words * words, words))
     np.add.at(follows, (np.arange(words * words).repeat(choices), table.ravel()), np.tile(weights, words * words))
     uncertainty = -np.where(follows > 0, follows * np.log(np.where(follows > 0, follows, 1)), 0).sum(1)
-    unigram = zipf(words, exponent)
+    unigram = np.array(zipf(words, exponent))
     pair, total = np.outer(unigram, unigram).ravel(), -2 * (unigram * np.log(unigram)).sum()
     for _ in range(length - 2):
         total += pair @ uncertainty
