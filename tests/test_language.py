@@ -6,15 +6,19 @@ import re
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
 
-from lib import streams
+from lib import probe, streams
 from lib.config import InputError
-from lib.language import corpus
+from lib.language import corpus, heads, jumps
 from lib.language.corpus import CAPABILITIES
+from lib.models import Transformer
+from lib.run import Run, Training
 from lib.tasks import Language
+from lib.train import train
 
 SEEDS = torch.arange(3)
 SMALL = Language(length=24, filler=12, nouns=12, numbers=6, names=6, places=2, things=4, gap=3, rates=[0.2, 0.3, 0.2, 0.2])
@@ -216,3 +220,95 @@ def test_bad_input_gets_one_line(options, word):
     with pytest.raises(InputError) as error:
         Language(**options)
     assert str(error.value).startswith(word) and "\n" not in str(error.value)
+
+
+# --------------------------------------------------------------------------------------------------------------- jumps
+RUN = Run(task=SMALL, model=Transformer(layers=2, heads=4, width=16, causal=True), seed=2,
+          training=Training(eval_size=64, steps=30, every=10, learning_rate=3e-3, stop_below=None))
+
+
+def test_prompts_of_a_run_are_those_of_its_curves():
+    kept, curves = probe.replay(RUN), train([RUN])[0].curves
+    for capability in CAPABILITIES:
+        found = jumps.prompts(RUN, capability)
+        assert found.batch.inputs.shape[1] == 64 // 8
+        for place, step in enumerate(curves["step"]):
+            outputs = probe.record(probe.bind(RUN, kept[step], found.batch))[0]
+            assert found.measure(outputs) == pytest.approx(curves[f"{capability}_probability"][place], rel=1e-4)
+    with pytest.raises(InputError, match="no prompts of 'nonsense'"):
+        jumps.prompts(RUN, "nonsense")
+    assert jumps.parameters(RUN) == sum(v[0].numel() for v in kept[0].values())
+
+
+def test_rise_by_hand():
+    steps = [0, 1, 2, 3, 4, 5]
+    assert jumps.rise(steps, [0.0, 0.1, 0.5, 0.89, 0.91, 1.0]) == (1, 4)
+    assert jumps.rise(steps, [0.0, 0.1, 0.5, 0.89, 0.91, 1.0], base=0.5) == (3, 5)
+    assert np.isnan(jumps.rise(steps, [1.0, 2, 3, 2, 1, 1])).all()
+    assert jumps.rise(steps, -np.array([4.0, 3, 2, 1, 0, 0]), shares=(0.5, 1.0)) == (2, 4)
+
+
+def test_around_a_jump():
+    curve = pd.DataFrame({"step": [0, 10, 20, 30, 40], "ioi_accuracy": [0.0, 0.2, 0.4, 0.8, 0.3]})
+    assert jumps.around(curve, "ioi", 0.75, 0.5) == (10, 30) and jumps.around(curve, "ioi", 0.75, 0.99) == (20, 30)
+    assert jumps.around(curve, "ioi", 0.9, 0.5) is None and jumps.around(curve, "ioi", 0.0, 0.5) is None
+    with pytest.raises(InputError, match="back"):
+        jumps.around(curve, "ioi", 0.5, 1.0)
+
+
+def test_logrank_is_that_of_a_permutation_test_and_counts_the_censored():
+    """Against all ways to share out the pooled runs, ranked by the same observed minus expected, written by hand."""
+    until, emerged = np.array([3.0, 5, 7, 9, 11, 12, 12, 12]), np.array([1, 1, 1, 1, 1, 0, 1, 0], bool)
+
+    def excess(first):
+        at_risk = [(until >= t).sum() for t in until[emerged]]
+        mine = [(until[first] >= t).sum() for t in until[emerged]]
+        return emerged[first].sum() - sum(m / n for m, n in zip(mine, at_risk, strict=True))
+
+    def table(rows):
+        return pd.DataFrame({"observed_until": until[rows], "emerged": emerged[rows]})
+
+    groups = [list(group) for group in itertools.combinations(range(8), 4)]
+    size = np.array([abs(excess(group)) for group in groups])
+    for group in groups:
+        other = [i for i in range(8) if i not in group]
+        exact = (size >= abs(excess(group)) - 1e-9).mean()
+        assert jumps.logrank(table(group), table(other)) == pytest.approx(exact, abs=0.12)  # the normal limit, with four a group
+    assert jumps.logrank(table([0, 1, 2, 3]), table([4, 5, 6, 7])) < 0.05
+    assert math.isnan(jumps.logrank(table([5]), table([7])))
+
+
+class Reads:
+    """A model that is its attention: the outputs are the heads' weights on the first position, times what each head is worth."""
+
+    worth = torch.tensor([0.5, 0.2, 0.1, 0.05, 0.0, -0.1])
+
+    def __init__(self, seen):
+        rest = (1 - torch.tensor(seen)) / 3
+        self.pattern = torch.stack([torch.tensor(seen), rest, rest, rest], -1)[None, None, :, None].float()
+
+    def __call__(self, tap):
+        return (tap(0, self.pattern)[..., 0, 0] * self.worth).sum(-1)
+
+
+def test_recovery_where_the_answer_is_the_attention():
+    before, after = Reads([0.1] * 6), Reads([0.9] * 6)
+    shares = heads.recovery(before, after, lambda outputs: outputs.item(), count=2, draws=200)
+    assert shares["all"] == pytest.approx(1) and shares["best"] == pytest.approx(0.7 / 0.75)
+    assert shares["top_share"] == pytest.approx(0.5 / 0.85)
+    assert abs(shares["others"] - 2 * 0.05 / 4 / 0.75) < 0.03  # two of the other four, worth 0.05 together
+    assert abs(shares["scattered"] - (0.25 - 0.1) * 0.7 / 0.8 / 0.75) < 0.1  # a weight of 0.9 stands at each of four places as often
+    assert math.isnan(heads.recovery(after, before, lambda outputs: outputs.item())["best"])
+
+
+def test_attended_and_roles_are_means_over_what_counts():
+    found = jumps.prompts(RUN, "induction")
+    _, patterns = probe.record(probe.bind(RUN, RUN.model.init(RUN.task, torch.tensor([0])), found.batch))
+    table = heads.attended(patterns, found.batch.pattern)
+    each = torch.arange(len(found.positions))
+    source = found.batch.pattern[0, each, found.positions].int().argmax(-1)
+    expected = [p[0, each, :, found.positions, source].mean(0) for p in patterns.values()]
+    torch.testing.assert_close(torch.tensor(heads.grid(table, "attention")).float(), torch.stack(expected))
+    roles = heads.roles(patterns, found.batch.inputs)
+    expected = torch.stack([probe.previous_token(p)[0] for p in patterns.values()])
+    torch.testing.assert_close(torch.tensor(heads.grid(roles, "previous_token")).float(), expected)

@@ -395,6 +395,10 @@ def test_the_command_line(two, tmp_path, monkeypatch, capsys):
         assert any(line.startswith(f"pythia-14m-seed3 {name}: from 0.") and "patterns of heads" in line for line in lines)
     table, effects = pythia.results(), pythia.results(".heads")
     assert len(table) == 8 and table.query("step == 1")["accuracy"].tolist() == [1.0] * 4
+    emerged = pythia.emergence(table)
+    assert len(emerged) == 4 and set(emerged["emergence"]) == {1} and emerged["emerged"].all()
+    late = pythia.emergence(table.assign(accuracy=0.0))
+    assert late["emergence"].isna().all() and set(late["observed_until"]) == {1}
     assert len(effects) == 4 * LAYERS * HEADS and set(effects["capability"]) == set(prompts.prompts())
     monkeypatch.setattr(neox, "load", None)
     assert main(given) == 0  # all of it is kept

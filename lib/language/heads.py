@@ -64,6 +64,34 @@ def joint(before: Forward, patterns: Patterns, heads: Sequence[Head], measure: M
     return measure(probe.patch(before, heads, patterns))
 
 
+def recovery(before: Forward, after: Forward, measure: Measure, count: int = 5, draws: int = 10) -> dict[str, float]:
+    """How much of the gain between two checkpoints comes back when patterns of `after` are patched into `before`.
+
+    best       those of the `count` heads with the largest single effects
+    all        those of all heads
+    others     those of `count` heads drawn from the rest, mean of `draws`: a control
+    scattered  those of the best heads, with each weight at a random place, mean of `draws`: a control
+    top_share  not of the gain, but the largest single effect over the sum of the positive ones
+    NaN where there is no gain.
+    """
+    table, patterns = effects(before, after, measure), probe.record(after)[1]
+    base, gain = table["before"].iloc[0], (table["after"] - table["before"]).iloc[0]
+    chosen, every = best(table, count), probe.every_head(patterns)
+    rest = [head for head in every if head not in chosen]
+
+    def share(heads: Sequence[Head], of: Patterns = patterns) -> float:
+        return (joint(before, of, heads, measure) - base) / gain if gain > 0 else np.nan
+
+    positive = table["gain"].clip(lower=0)
+    return {
+        "best": share(chosen),
+        "all": share(every),
+        "others": float(np.mean([share(some) for some in random_heads(rest, count, draws)])) if rest else np.nan,
+        "scattered": float(np.mean([share(chosen, scattered(patterns, seed)) for seed in range(draws)])),
+        "top_share": positive.max() / positive.sum() if positive.any() else np.nan,
+    }
+
+
 def attended(patterns: Patterns, target: Tensor) -> pd.DataFrame:
     """Mean attention of each head on `target`, bool (member, batch, query, position), over the queries that have any."""
     rows = []

@@ -154,6 +154,16 @@ def results(suffix: str = "") -> pd.DataFrame:
     return pd.concat(tables.values(), ignore_index=True) if tables else pd.DataFrame()
 
 
+def emergence(table: pd.DataFrame) -> pd.DataFrame:
+    """One row a model and capability of `results()`: size, seed, capability, emergence (step, NaN), emerged, observed_until."""
+    rows = []
+    for (size, seed, capability), steps in table.sort_values("step").groupby(["size", "seed", "capability"], sort=False):
+        first = steps.loc[steps["accuracy"] >= SHARE, "step"].min()
+        rows.append({"size": size, "seed": seed, "capability": capability, "emergence": first, "emerged": pd.notna(first),
+                     "observed_until": float(first if pd.notna(first) else steps["step"].max())})
+    return pd.DataFrame(rows)
+
+
 def run(size: str, seed: int = 0, *, folder=None, cache=None, gigabytes: float = 5.0, stride: int = 0, device: str = "cpu") -> None:
     """All of it for one model: emergence of each capability, then the heads around it."""
     if stride < 0:
