@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import xlogy
 from torch import Tensor
 
 from lib import streams
@@ -84,14 +85,15 @@ def filler(key: Tensor, size: int, length: int, table: Tensor, weights: tuple[fl
 def filler_entropy(length: int, table: np.ndarray, weights: tuple[float, ...], exponent: float) -> float:
     """Entropy of `length` words of filler, nats a word: what a model that knows the chain attains on filler alone."""
     words, _, choices = table.shape
-    follows = np.zeros((words * words, words))
-    np.add.at(follows, (np.arange(words * words).repeat(choices), table.ravel()), np.tile(weights, words * words))
-    uncertainty = -np.where(follows > 0, follows * np.log(np.where(follows > 0, follows, 1)), 0).sum(1)
+    table, weight = table.reshape(-1, choices), np.array(weights)
+    alike = (table[:, :, None] == table[:, None, :]) @ weight  # (pair of words, slot): probability of the slot's word
+    uncertainty = -xlogy(weight, alike).sum(1)
+    after = (np.arange(words * words)[:, None] % words * words + table).ravel()  # the pair that comes next
     unigram = np.array(zipf(words, exponent))
     pair, total = np.outer(unigram, unigram).ravel(), -2 * (unigram * np.log(unigram)).sum()
     for _ in range(length - 2):
         total += pair @ uncertainty
-        pair = (pair[:, None] * follows).reshape(words, words, words).sum(0).ravel()
+        pair = np.bincount(after, (pair[:, None] * weight).ravel(), minlength=words * words)
     return total / length
 
 

@@ -64,7 +64,7 @@ def joint(before: Forward, patterns: Patterns, heads: Sequence[Head], measure: M
     return measure(probe.patch(before, heads, patterns))
 
 
-def recovery(before: Forward, after: Forward, measure: Measure, count: int = 5, draws: int = 10) -> dict[str, float]:
+def recovery(before: Forward, after: Forward, measure: Measure, count: int = 5, draws: int = 8) -> dict[str, float]:
     """How much of the gain between two checkpoints comes back when patterns of `after` are patched into `before`.
 
     best       those of the `count` heads with the largest single effects
@@ -74,15 +74,17 @@ def recovery(before: Forward, after: Forward, measure: Measure, count: int = 5, 
     top_share  not of the gain, but the largest single effect over the sum of the positive ones
     NaN where there is no gain.
     """
-    table, patterns = effects(before, after, measure), probe.record(after)[1]
-    base, gain = table["before"].iloc[0], (table["after"] - table["before"]).iloc[0]
-    chosen, every = best(table, count), probe.every_head(patterns)
+    new, patterns = probe.record(after)
+    base, every = measure(probe.record(before)[0]), probe.every_head(patterns)
+    gain = measure(new) - base
+    alone = pd.Series(probe.each_head(before, measure, patterns)) - base
+    chosen = list(alone.nlargest(count).index)
     rest = [head for head in every if head not in chosen]
 
     def share(heads: Sequence[Head], of: Patterns = patterns) -> float:
         return (joint(before, of, heads, measure) - base) / gain if gain > 0 else np.nan
 
-    positive = table["gain"].clip(lower=0)
+    positive = alone.clip(lower=0)
     return {
         "best": share(chosen),
         "all": share(every),

@@ -40,10 +40,10 @@ def rise(steps, values, base: float | None = None, shares: tuple[float, float] =
 def logrank(one: pd.DataFrame, other: pd.DataFrame) -> float:
     """p value, two-sided, that two tables of `lib.emergence` have one survival curve; censored runs count while watched.
 
-    NaN where no run of either has emerged.
+    NaN where a table is empty, or no run of either has emerged.
     """
     emerged = [table["emerged"].to_numpy(bool) for table in (one, other)]
-    if not any(e.any() for e in emerged):
+    if not len(one) or not len(other) or not any(e.any() for e in emerged):
         return math.nan
     until = [table["observed_until"].to_numpy(float) for table in (one, other)]
     samples = [stats.CensoredData(uncensored=t[e], right=t[~e]) for t, e in zip(until, emerged, strict=True)]
