@@ -211,6 +211,19 @@ def test_metrics_of_a_model_that_knows_and_of_one_that_guesses():
     assert SMALL.metrics(loaded, batch.targets)["filler_loss"].double().tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
+def test_a_language_of_filler_alone_has_no_prompts_and_is_learnt_down_to_no_less_than_its_entropy():
+    """No model can pass that bound, and a small one comes near it in 400 steps."""
+    task = Language(length=12, filler=6, branching=2, rates=[0.0] * 4)
+    training = Training(steps=400, every=100, learning_rate=5e-3, batch=64, eval_size=512, stop_below=None)
+    model = Transformer(layers=2, heads=4, width=32, causal=True, positions="learned", embedding="table", layer_norm=True)
+    curves = train([Run(task=task, model=model, training=training)])[0].curves
+    assert not any(name in key for key in curves for name in CAPABILITIES)
+    assert curves["filler_loss"] == curves["text_loss"] == pytest.approx(curves["test_loss"], rel=1e-5)
+    first = -sum(p * math.log(p) for p in corpus.zipf(6, 1.0))  # the first of its 13 words is read and not predicted
+    least = (13 * task.filler_entropy - first) / 12
+    assert 0.97 * least < curves["test_loss"][-1] < 1.15 * least
+
+
 @pytest.mark.parametrize("options, word", [
     (dict(rates=[0.5, 0.5, 0.5, 0.0]), "rates"), (dict(rates=[-0.1, 0.1, 0.1, 0.1]), "rates"), (dict(rates=[0.1]), "rates"),
     (dict(nouns=8), "nouns"), (dict(things=2), "things"), (dict(numbers=3), "numbers"), (dict(length=12), "length"),

@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import json
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -410,6 +411,12 @@ def test_the_command_line_gets_one_line_for_bad_input(two, tmp_path, monkeypatch
         assert main(["pythia", "--size", "14m", "--folder", str(two), *wrong]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and said in error
+
+
+def test_without_the_library_it_says_what_to_install(two, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"^pythia: transformers is not installed; pip install -e '.\[language\]'$"):
+        Study(Checkpoints("14m", 3, folder=two), tmp_path, say=lambda _: None).measure(0)
 
 
 def test_a_damaged_checkpoint_gets_one_line(two, tmp_path):

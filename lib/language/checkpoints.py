@@ -98,6 +98,7 @@ class Checkpoints:
 
     def _download(self, step: int, place: Path, keep: tuple[int, ...]) -> None:
         needs()
+        os.environ.setdefault("HF_XET_CHUNK_CACHE_SIZE_BYTES", "0")  # the hub's own cache would be beside ours, and is not counted
         from huggingface_hub import HfApi, hf_hub_download
 
         revision, api = f"step{step}", HfApi(endpoint=self.endpoint)

@@ -78,7 +78,7 @@ class Language(TokenTask):
             raise ValueError(f"things: {self.things} are too few for held_out = {self.held_out}; raise things")
         if self.items >= self.numbers:
             raise ValueError(f"numbers: a list of {self.items} and its next number do not fit into {self.numbers}; raise numbers")
-        if (longest := max(length for _, length in self._spans() if length)) > self.length + 1:
+        if (longest := max(length for _, length in self._spans())) > self.length + 1:
             raise ValueError(f"length: a passage has up to {longest} words and length + 1 are there; raise length")
         return self
 
