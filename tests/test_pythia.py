@@ -335,6 +335,32 @@ def test_measured_numbers_are_greedy_decoding_and_the_librarys_probability(two, 
         assert rows["probability"][capability] == pytest.approx(sum(chances) / len(chances), rel=1e-4)
 
 
+class Given(Study):
+    """A study of all of Pythia's steps whose accuracies are given: from `first` on a capability is there, but for `gaps`."""
+
+    first, gaps = {"copying": 16, "induction": 2000, "pattern": 143_000, "ioi": None}, ()
+
+    def measure(self, step):
+        self.__dict__.setdefault("loaded", set()).add(step)
+        there = {name: first is not None and step >= first and step not in self.gaps for name, first in self.first.items()}
+        return pd.DataFrame({"capability": there.keys(), "accuracy": [float(value) for value in there.values()]})
+
+
+def test_the_search_loads_few_of_the_checkpoints_and_the_scan_speaks_up(tmp_path):
+    lines = []
+    study = Given(Checkpoints("14m"), tmp_path, say=lines.append)
+    found = study.emergence()
+    assert {name: f.step for name, f in found.items()} == Given.first
+    assert {name: f.before for name, f in found.items()} == {"copying": 8, "induction": 1000, "pattern": 142_000, "ioi": 143_000}
+    assert len(study.loaded) <= 4 * 8 and "pythia-14m ioi: not by step 143000" in lines
+    Given.gaps = tuple(step for step in STEPS if 64 <= step <= 100_000)
+    again = Given(Checkpoints("14m"), tmp_path, say=lines.append)
+    assert again.emergence(stride=1)["copying"].step == 101_000
+    assert any("copying: step 101000; binary search is wrong: it says step 101000, and step 16 has it already; lost again at step 64" in line
+               for line in lines)
+    assert again.loaded == set(STEPS)
+
+
 def test_what_was_measured_is_kept_and_not_measured_again(two, tmp_path, monkeypatch):
     def study():
         return Study(Checkpoints("14m", 3, folder=two), tmp_path / "pythia", say=lambda _: None)
