@@ -452,3 +452,10 @@ def test_a_damaged_checkpoint_gets_one_line(two, tmp_path):
     with pytest.raises(InputError) as error:
         Study(Checkpoints("14m", folder=tmp_path), tmp_path / "out", say=lambda _: None).measure(0)
     assert "cannot be loaded" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_table_that_is_not_ours_gets_one_line(two, tmp_path):
+    (tmp_path / "pythia-14m-seed3.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="not a table of this program") as error:
+        Study(Checkpoints("14m", 3, folder=two), tmp_path, say=lambda _: None).measure(0)
+    assert "\n" not in str(error.value) and (tmp_path / "pythia-14m-seed3.csv").read_text() == "a,b\n1,2\n"
