@@ -138,6 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--out", type=Path, help="where the executed notebook goes")
     sweeps.add_argument("--experiment", metavar="E", help="only this one of the chapter's experiments")
     for sub in (runs, sweeps):
+        sub.add_argument("--scheduler", metavar="S", help="dask, tcp://HOST:PORT, tls://HOST:PORT or a scheduler file")
+        sub.add_argument("--plain", action="store_true", help="connect without TLS beyond this machine: a network of your own")
         sub.add_argument("--estimate", action="store_true", help="only say what is missing and how long it will take here")
     command(freeze)
     command(refresh, profile="")
@@ -160,6 +162,13 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("BOOK_DIR", "BOOK_STORE", "BOOK_BUILD", "BOOK_RESULTS"):  # chapters run in another folder
         if os.environ.get(name):
             os.environ[name] = os.path.abspath(os.environ[name])
+    if getattr(args, "scheduler", None):
+        os.environ["BOOK_SCHEDULER"] = args.scheduler
+    scheduler = os.environ.get("BOOK_SCHEDULER", "")
+    if scheduler not in ("", "dask") and "://" not in scheduler:
+        os.environ["BOOK_SCHEDULER"] = os.path.abspath(scheduler)
+    if getattr(args, "plain", False):
+        os.environ["BOOK_PLAIN"] = "1"
     try:
         args.action(args)
     except (InputError, chapters.BookError) as e:

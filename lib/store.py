@@ -2,7 +2,8 @@
 
 A finished run is two files that are never changed: `<key>.parquet` (curves) and `<key>.json` (configuration, outcome,
 provenance, checksum), both written to a temporary name, fsynced and renamed. The sidecar comes last and is the commit
-mark, so a run that was killed at any moment is either there whole or not there.
+mark, so a run that was killed at any moment is either there whole or not there. The sidecar carries a hash of the curves
+and a hash of itself, its seal: what does not agree with them is set aside and named.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import io
 import json
 import os
 import platform
+import re
 import sys
 import time
+import uuid
 from collections.abc import Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import filelock
@@ -30,6 +33,7 @@ from lib.train import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTCOME = ("status", "steps", "wall_s", "device")
+FORMAT = 2  # of a sidecar; 1 had neither this number nor a seal
 
 
 def results_folder() -> Path:
@@ -37,23 +41,55 @@ def results_folder() -> Path:
     return Path(os.environ.get("BOOK_RESULTS") or ROOT / "book" / "results")
 
 
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
 def _write(path: Path, data: bytes) -> None:
-    """Write whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    """Write whole or not at all; InputError where the disk is full or does not take it."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"store: cannot write {path.name} in {path.parent} ({error.strerror}); free space or choose another store") from None
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
+        raise InputError(
+            f"store: cannot write {path.name} in {path.parent} ({_why(error)}); free space or choose another store"
+        ) from None
     finally:
-        os.close(folder)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _seal(sidecar: dict) -> str:
+    """Hash of all else that the sidecar says."""
+    rest = {name: value for name, value in sidecar.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _opened(text: bytes, key: str) -> dict:
+    """A sidecar's content; ValueError if it is damaged or another run's, InputError if a later version wrote it."""
+    sidecar = json.loads(text)
+    sealed = {"format", "seal"} & set(sidecar)
+    if sealed and sidecar.get("seal") != _seal(sidecar):
+        raise ValueError("the record does not agree with its seal")
+    if sealed and not (isinstance(sidecar.get("format"), int) and sidecar["format"] >= 2):
+        raise ValueError("the record has no format")
+    if sealed and sidecar["format"] > FORMAT:
+        raise InputError(
+            f"store: run {key} was written in format {sidecar['format']}, and this version reads up to {FORMAT}; "
+            "update the book, or set BOOK_STORE to another folder"
+        )
+    if sidecar["key"] != key:
+        raise ValueError(f"it is the record of {sidecar['key']}")
+    return sidecar
 
 
 class Store:
@@ -91,13 +127,20 @@ class Store:
         except filelock.Timeout:
             yield False
             return
+        except OSError as error:
+            raise InputError(f"store: cannot lock a run in {self.folder} ({_why(error)}); free space or choose another store") from None
         try:
             yield True
         finally:
             lock.release()
 
+    def free(self, run: Run) -> bool:
+        """Whether nobody is training the run now."""
+        with self.lock(run) as mine:
+            return mine
+
     def put(self, result: Result) -> None:
-        """Commit a finished run; one that is there already stays as it is."""
+        """Commit a finished run; one that is there already stays as it is. InputError if it cannot be written."""
         run = result.run
         if run in self:
             return
@@ -107,31 +150,62 @@ class Store:
         outcome = {name: getattr(result, name) for name in OUTCOME}
         made = {"finished_at": time.time(), "python": sys.version.split()[0], "torch": torch.__version__}
         made |= {"machine": platform.machine(), "sha256": hashlib.sha256(data).hexdigest()}
-        sidecar = {"key": run.key, "run": run.model_dump(), "outcome": outcome, "made": made}
+        sidecar = {"format": FORMAT, "key": run.key, "run": run.model_dump(), "outcome": outcome, "made": made}
+        sidecar["seal"] = _seal(sidecar)
         path = self.path(run.key, ".parquet")
-        path.parent.mkdir(exist_ok=True)
+        if path.parent.is_symlink():
+            raise InputError(f"store: {path.parent} is a link, and what is written there would leave the store; remove it")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            if path.exists() and path.read_bytes() != data:
+                self._set_aside(run, "curves without a record")
+        except OSError as error:
+            raise InputError(f"store: cannot write to {self.folder} ({_why(error)}); free space or choose another store") from None
         _write(path, data)
         _write(path.with_suffix(".json"), json.dumps(sidecar, indent=1).encode())
+        for left in path.parent.glob(f"{run.key}.*.tmp"):  # by whoever was killed while writing this run
+            left.unlink(missing_ok=True)
 
     def get(self, run: Run) -> tuple[dict, pd.DataFrame] | None:
-        """(outcome, curves) of a finished run, or None. A damaged one is set aside, named, and counts as absent."""
+        """(outcome, curves) of a finished run, or None. A damaged one is set aside, named, and counts as absent.
+
+        InputError if the disk does not let it be read, or if a later version of the book wrote it: it stays where it is.
+        """
         sidecar_path, path = self.path(run.key, ".json"), self.path(run.key, ".parquet")
         if not sidecar_path.exists():
             return None
         try:
-            sidecar = json.loads(sidecar_path.read_bytes())
+            sidecar = _opened(sidecar_path.read_bytes(), run.key)
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != sidecar["made"]["sha256"]:
                 raise ValueError("checksum differs")
             return {name: sidecar["outcome"][name] for name in OUTCOME}, pq.read_table(io.BytesIO(data)).to_pandas()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            aside = self.folder / "damaged"
-            aside.mkdir(exist_ok=True)
-            for damaged in (sidecar_path, path):
-                if damaged.exists():
-                    os.replace(damaged, aside / damaged.name)
-            print(f"store: run {run.key} is damaged ({error}); set aside in {aside}, it will be trained again", file=sys.stderr)
+        except InputError:
+            raise
+        except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError, RecursionError) as error:
+            self._set_aside(run, " ".join(str(error).split()))
             return None
+        except OSError as error:
+            raise InputError(f"store: cannot read run {run.key} in {self.folder} ({_why(error)}); mend the disk, or choose another store") from None
+
+    def _set_aside(self, run: Run, why: str) -> None:
+        """Move a run's files to the folder `damaged`, under names that are free there, and say so."""
+        aside = self.folder / "damaged"
+        try:
+            aside.mkdir(exist_ok=True)
+            for suffix in (".json", ".parquet"):
+                if os.path.lexists(damaged := self.path(run.key, suffix)):
+                    number = sum(1 for _ in aside.glob(f"{damaged.name}*"))
+                    os.replace(damaged, aside / (f"{damaged.name}.{number}" if number else damaged.name))
+        except OSError as error:
+            raise InputError(
+                f"store: run {run.key} is damaged ({why}) and cannot be set aside in {aside} ({_why(error)}); make {self.folder} writable"
+            ) from None
+        print(f"store: run {run.key} is damaged ({why}); set aside in {aside}, it will be trained again", file=sys.stderr)
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path}: damaged ({' '.join(str(error).split())[:200]}); fetch it again with `git checkout`")
 
 
 class Frozen:
@@ -141,8 +215,11 @@ class Frozen:
         self.folder = folder or results_folder()
         self.rows = {}
         for path in sorted(self.folder.glob("*.csv")):
-            for row in pd.read_csv(path, usecols=["run", *OUTCOME]).to_dict("records"):
-                self.rows[row["run"]] = (path.with_suffix(".parquet"), {name: row[name] for name in OUTCOME})
+            try:
+                rows = pd.read_csv(path, usecols=["run", *OUTCOME]).to_dict("records")
+            except (OSError, ValueError) as error:
+                raise _unreadable(path, error) from None
+            self.rows |= {row["run"]: (path.with_suffix(".parquet"), {n: row[n] for n in OUTCOME}) for row in rows}
         self._curves: dict[Path, dict[str, pd.DataFrame]] = {}
 
     def get(self, run: Run) -> tuple[dict, pd.DataFrame] | None:
@@ -150,10 +227,13 @@ class Frozen:
         if run.key not in self.rows:
             return None
         path, outcome = self.rows[run.key]
-        if path not in self._curves:
-            table = pq.read_table(path).to_pandas()
-            self._curves[path] = dict(list(table.groupby("run", sort=False)))
-        curves = self._curves[path][run.key].drop(columns="run").dropna(axis=1, how="all")
+        try:
+            if path not in self._curves:
+                self._curves[path] = dict(list(pq.read_table(path).to_pandas().groupby("run", sort=False)))
+            curves = self._curves[path][run.key]
+        except (OSError, ValueError, KeyError) as error:
+            raise _unreadable(path, error) from None
+        curves = curves.drop(columns="run").dropna(axis=1, how="all")
         return outcome, curves.reset_index(drop=True)
 
 
@@ -162,6 +242,8 @@ def freeze(runs: Iterable[Run], store: Store, chapter: str, profile: str) -> int
 
     Runs that are frozen already and absent from the live store are kept.
     """
+    if not all(re.fullmatch(r"\w[\w-]*", name) for name in (chapter, profile)):
+        raise InputError(f"freeze: {chapter!r} and {profile!r} name files in {results_folder()}; use letters, digits, _ and -")
     frozen, rows, curves = Frozen(), [], []
     for run in {run.key: run for run in runs}.values():
         found = store.get(run) or frozen.get(run)

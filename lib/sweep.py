@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -22,10 +24,17 @@ from lib.run import Run
 from lib.store import OUTCOME, Frozen, Store
 from lib.train import EVAL_CHUNK, Result, resolve_device, train
 
-ATTEMPTS = 3  # a pool whose worker was killed is built again this often
+ATTEMPTS = 3  # so often a run may take its worker process with it before it counts as failed
 ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
 # what a worker frees it keeps, in huge pages: no page faults in the loop; a tenth of the time of a regression step
 SEQUENCES = 65_535  # of all members in one kernel: more do not fit into a CUDA grid
+
+
+class Outcome(NamedTuple):
+    """What became of a run: emerged, censored or diverged (then it is in the store); unfit or died (then it is not)."""
+
+    run: Run
+    became: str
 
 
 @dataclass
@@ -54,38 +63,56 @@ def prepare_worker() -> None:
     torch.set_num_threads(1)
 
 
-def worker_pool(workers: int) -> ProcessPoolExecutor:
-    """Fresh single-threaded processes; they leave an interrupt from the terminal to their parent."""
+@contextmanager
+def uninterrupted():
+    """Processes that are started within leave an interrupt from the terminal to their parent."""
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
+
+
+def worker_pool(workers: int, wait: bool = True) -> ProcessPoolExecutor:
+    """Fresh single-threaded processes; `wait` until they have started."""
     os.environ.setdefault("GLIBC_TUNABLES", ALLOCATOR)
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), prepare_worker)
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by what is spawned now
-    try:
-        list(pool.map(abs, range(workers)))
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)
+    with uninterrupted():
+        started = pool.map(abs, range(workers))
+        if wait:
+            list(started)
     return pool
 
 
-def _work(runs: list[Run], folder: str, device: str) -> list[tuple[str, str, bool]]:
-    """Train what is absent and unlocked, committing each run as it ends; returns (key, status, emerged) of each."""
+def _work(runs: list[Run], folder: str, device: str) -> list[Outcome]:
+    """Train what is absent and unlocked, committing each run as it ends; returns what became of each."""
     store = Store(folder)
-    results: list[Result] = []
+    outcomes: list[Outcome] = []
 
     def commit(result: Result) -> None:
         store.put(result)
-        results.append(result)
+        early = result.steps < result.run.training.steps
+        outcomes.append(Outcome(result.run, result.status if result.status != "finished" else "emerged" if early else "censored"))
 
     with ExitStack() as locks:
         mine = [run for run in runs if locks.enter_context(store.lock(run)) and run not in store]
-        _fit(mine, device, commit)
-    return [(r.run.key, r.status, r.steps < r.run.training.steps and r.status == "finished") for r in results]
+        unfit = _fit(mine, device, commit)
+    return outcomes + [Outcome(run, "unfit") for run in unfit]
 
 
-def _fit(runs: list[Run], device: str, done: Callable[[Result], None]) -> None:
-    """Train runs together, or in halves where they do not fit into memory; what was done before is not done again."""
+def _out_of_memory(error: Exception) -> bool:
+    """Whether a device or this machine had no room; on a CPU torch says so in words alone."""
+    words = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in str(error) for w in words)
+
+
+def _fit(runs: list[Run], device: str, done: Callable[[Result], None]) -> list[Run]:
+    """Train runs together, or in halves where they do not fit into memory; what was done before is not done again.
+
+    Returns those that do not fit even alone.
+    """
     ended: set[str] = set()
 
     def note(result: Result) -> None:
@@ -95,14 +122,16 @@ def _fit(runs: list[Run], device: str, done: Callable[[Result], None]) -> None:
     try:
         if runs:
             train(runs, device, done=note)
-        return
-    except torch.OutOfMemoryError:
-        if len(runs) == 1:
-            raise InputError(f"{runs[0].task.kind}: one run alone does not fit into the device's memory; lower batch or width") from None
-    torch.cuda.empty_cache()
+        return []
+    except (RuntimeError, MemoryError) as error:
+        if not _out_of_memory(error):
+            raise
+    if len(runs) == 1:
+        return runs
+    if device == "cuda":
+        torch.cuda.empty_cache()
     left = [run for run in runs if run.key not in ended]
-    for half in (left[: len(left) // 2], left[len(left) // 2 :]):
-        _fit(half, device, done)
+    return [run for half in (left[: len(left) // 2], left[len(left) // 2 :]) for run in _fit(half, device, done)]
 
 
 def ensemble(run: Run, device: str) -> int:
@@ -135,55 +164,91 @@ def batches(runs: list[Run], size: Callable[[Run], int]) -> Iterator[list[Run]]:
             yield group[start : start + together[alike]]
 
 
-def make_up(runs: list[Run], store: Store, workers: int = 0, device: str = "auto", label: str = "runs") -> None:
+def make_up(
+    runs: list[Run], store: Store, workers: int = 0, device: str = "auto", label: str = "runs", scheduler: str = ""
+) -> None:
     """Train every run that the store lacks; each is committed by the worker that made it.
 
-    A run that another process is training is left to it and waited for. A killed worker's run starts again.
+    A run that another process is training is left to it and waited for. A killed worker's run starts again. A run that
+    does not fit into memory or takes its worker with it, ATTEMPTS times, is named by an InputError once all others are done.
     """
-    device = resolve_device(device)
-    workers = workers or (os.cpu_count() or 1 if device == "cpu" else 1)
-    counts = {"emerged": 0, "censored": 0, "diverged": 0}
+    counts, failed = dict.fromkeys(("emerged", "censored", "diverged"), 0), {}
     with tqdm(total=len(runs), desc=label, unit="run", disable=None) as bar:
-        for attempt in range(1, ATTEMPTS + 1):
-            jobs = list(batches([run for run in runs if run not in store], lambda run: ensemble(run, device)))
-            try:
-                for done in _results(jobs, store, workers, device):
-                    for _, status, emerged in done:
-                        counts["emerged" if emerged else "diverged" if status == "diverged" else "censored"] += 1
-                    bar.update(len(done))
-                    bar.set_postfix(counts)
-                break
-            except BrokenProcessPool:
-                if attempt == ATTEMPTS:
-                    raise InputError(
-                        f"sweep: a worker process died {ATTEMPTS} times (out of memory?); "
-                        "finished runs are kept, lower workers and start again"
-                    ) from None
-        while any(run not in store for run in runs):  # another process holds them: wait, and take over if it dies
-            waiting = [run for run in runs if run not in store]
-            done = _work(waiting[:1], str(store.folder), device)
-            bar.update(len(done))
-            if not done:
+        others = False
+        while waiting := [run for run in runs if run not in store and run.key not in failed]:
+            # after the first round what is left is held by another process: wait, and take over if that dies
+            free, done = [run for run in waiting if not others or store.free(run)], 0
+            for outcomes in _results(free, store, workers, device, scheduler) if free else ():
+                for run, became in outcomes:
+                    if became in counts:
+                        counts[became] += 1
+                    else:
+                        failed[run.key] = run, became
+                done += len(outcomes)
+                bar.update(len(outcomes))
+                bar.set_postfix(counts)
+            if others and not done:
                 time.sleep(0.5)
+            others = True
+    if failed:
+        run, why = next(iter(failed.values()))
+        said = {
+            "unfit": "one run alone does not fit into the device's memory; lower batch or width",
+            "died": f"a worker process died {ATTEMPTS} times in it (out of memory?); lower workers, batch or width and start again",
+        }[why]
+        others = f" (and {len(failed) - 1} runs more)" if len(failed) > 1 else ""
+        raise InputError(f"sweep: {run.task.kind}: {said}; the first is run {run.key}{others}, all others are kept")
 
 
-def _results(jobs: list[list[Run]], store: Store, workers: int, device: str) -> Iterator[list]:
-    """Each job's outcome as it comes, in this process or from a pool."""
-    if min(workers, len(jobs)) <= 1:
-        for job in jobs:
-            yield _work(job, str(store.folder), device)
+def _results(runs: list[Run], store: Store, workers: int, device: str, scheduler: str) -> Iterator[list[Outcome]]:
+    """Each job's outcomes as they come: from a cluster, from processes of this machine, or from this process."""
+    if scheduler:
+        from lib import cluster
+
+        yield from cluster.results(runs, store, workers, device, scheduler)
         return
-    pool = worker_pool(min(workers, len(jobs)))
+    device = resolve_device(device)
+    jobs = list(batches(runs, lambda run: ensemble(run, device)))
+    workers = min(workers or (os.cpu_count() or 1 if device == "cpu" else 1), len(jobs))
+    if workers > 1:
+        yield from _in_processes(jobs, str(store.folder), workers, device)
+        return
+    for job in jobs:
+        yield _work(job, str(store.folder), device)
+
+
+def _in_processes(jobs: list[list[Run]], folder: str, workers: int, device: str) -> Iterator[list[Outcome]]:
+    """Every worker is a pool of its own, so that one that is killed costs its own job alone."""
+    waiting, deaths = deque(enumerate(jobs)), [0] * len(jobs)
+    idle: list[ProcessPoolExecutor] = []
+    busy: dict[Future, tuple[ProcessPoolExecutor, int]] = {}
     try:
-        futures = [pool.submit(_work, job, str(store.folder), device) for job in jobs]
-        for future in as_completed(futures):
-            yield future.result()
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                pool = idle.pop() if idle else worker_pool(1, wait=False)
+                with suppress(BrokenProcessPool):  # killed between two jobs
+                    busy[pool.submit(_work, waiting[0][1], folder, device)] = pool, waiting[0][0]
+                    waiting.popleft()
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                pool, number = busy[future]
+                try:
+                    yield future.result()
+                    idle.append(pool)
+                except BrokenProcessPool:
+                    deaths[number] += 1
+                    if deaths[number] < ATTEMPTS:
+                        waiting.append((number, jobs[number]))
+                    else:
+                        yield [Outcome(run, "died") for run in jobs[number]]
+                del busy[future]
     except BaseException:  # interrupted: what is in progress is given up, what is finished is on disk
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
+        for pool, _ in busy.values():
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
         raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for pool in [*idle, *(pool for pool, _ in busy.values())]:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def sweep(
@@ -195,23 +260,26 @@ def sweep(
     store: Store | str | None = None,
     workers: int = 0,
     device: str = "auto",
+    scheduler: str | None = None,
 ) -> dict[str, Sweep]:
     """Every experiment's table. Runs are looked up in the live store, then in the frozen results, then trained
-    (missing="train") or left out (missing="skip")."""
+    (missing="train") or left out (missing="skip").
+
+    scheduler  where they train, default: environment BOOK_SCHEDULER, else "": processes of this machine;
+               "dask", a cluster made here; tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, a cluster that is there
+    """
     if missing not in ("train", "skip"):
         raise InputError(f"missing: {missing!r} is neither 'train' nor 'skip'")
     store = store if isinstance(store, Store) else Store(store)
+    scheduler = os.environ.get("BOOK_SCHEDULER", "") if scheduler is None else scheduler
     frozen = Frozen()
     runs = {run.key: run for experiment in experiments.values() for run in experiment}
-    absent = [run for run in runs.values() if run not in store and run.key not in frozen.rows]
-    if absent and missing == "train":
-        make_up(absent, store.open(), workers, device, f"{chapter} ({profile})")
-    found = {}
-    for key, run in runs.items():
-        found[key] = store.get(run) or frozen.get(run)
-        if found[key] is None and missing == "train":  # damaged on disk: make it again
-            make_up([run], store.open(), 1, device, chapter)
-            found[key] = store.get(run)
+    found: dict = {}
+    for _ in range(2):  # a run that turns out to be damaged on disk is made again
+        absent = [run for run in runs.values() if run not in store and run.key not in frozen.rows]
+        if absent and missing == "train":
+            make_up(absent, store.open(), workers, device, f"{chapter} ({profile})", scheduler)
+        found |= {key: store.get(run) or frozen.get(run) for key, run in runs.items() if not found.get(key)}
     return {name: _table(wanted, found) for name, wanted in experiments.items()}
 
 

@@ -1,0 +1,225 @@
+"""Sweeps on a cluster: dask.distributed's scheduler hands runs to its workers, which write them to the store that all share.
+
+A job travels as JSON, a worker makes it a run again and refuses one that it would name differently. TLS is Dask's own, set
+by its configuration (`distributed.comm.tls`); beyond this machine a plain connection must be asked for, since whoever reaches
+a scheduler may run code on its workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import math
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lib.config import InputError
+from lib.run import Run
+from lib.store import Store
+from lib.sweep import Outcome, _work, batches, ensemble, uninterrupted
+from lib.train import resolve_device
+
+try:
+    import distributed
+    from distributed.comm import connect
+    from distributed.scheduler import KilledWorker
+except ImportError:
+    raise InputError("scheduler: dask.distributed is not installed; `pip install -c constraints.txt -e '.[cluster]'`") from None
+
+PATIENCE = 600.0  # seconds to wait for a scheduler that was there and is gone
+BEAT = 5.0  # seconds without news after which the scheduler is asked for a sign of life
+SHOW = 60.0  # seconds that a shared disk may take to show a worker a new file
+
+
+class Lost(Exception):
+    """The scheduler is gone."""
+
+
+# ------------------------------------------------------------------------------------------------------- on the worker
+def remote_work(job: list[tuple[str, str]], folder: str, seen: str, device: str) -> list[tuple[str, str]]:
+    """What a worker does: train a job's runs, [(key, JSON)], into the shared store; returns [(key, what became of it)]."""
+    worker = distributed.get_worker()
+    if worker.state.nthreads != 1:
+        raise InputError(f"scheduler: worker {worker.name} has {worker.state.nthreads} threads; start workers with --nthreads 1")
+    deadline = time.monotonic() + SHOW
+    while not (Path(folder) / "locks" / seen).exists():
+        if time.monotonic() > deadline:
+            raise InputError(f"scheduler: worker {worker.name} does not see the store {folder}; put it on a disk that all share")
+        time.sleep(0.2)
+    runs = [Run.model_validate_json(text) for _, text in job]
+    for run, (key, _) in zip(runs, job, strict=True):
+        if run.key != key:
+            raise InputError(f"scheduler: worker {worker.name} has another version of the book ({run.task.kind}); update it")
+    device = resolve_device(device)
+    done = [_work(batch, folder, device) for batch in batches(runs, lambda run: ensemble(run, device))]
+    return [(outcome.run.key, outcome.became) for outcomes in done for outcome in outcomes]
+
+
+# ------------------------------------------------------------------------------------------------------- on the client
+def _here(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    try:
+        address = socket.getaddrinfo(host, None)[0]
+        if ipaddress.ip_address(address[4][0]).is_loopback:
+            return True
+        with socket.socket(address[0]) as probe:
+            probe.bind((address[4][0], 0))
+        return True
+    except OSError:
+        return False
+
+
+def address(scheduler: str) -> str:
+    """The address that a --scheduler names, itself or in a scheduler file; InputError for a plain one beyond this machine."""
+    if "://" not in scheduler:
+        try:
+            with open(scheduler, "rb") as file:
+                scheduler = json.loads(file.read(1 << 20))["address"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"scheduler: {scheduler!r} is no scheduler file ({type(error).__name__}); give dask, tcp://HOST:PORT, "
+                "tls://HOST:PORT, or the file that `dask scheduler --scheduler-file` wrote"
+            ) from None
+    try:
+        parts = urlsplit(scheduler)
+        known = parts.scheme in ("tcp", "tls") and parts.hostname and parts.port
+    except (ValueError, AttributeError, TypeError):
+        known = False
+    if not known:
+        raise InputError(f"scheduler: {scheduler!r} is no address; give tcp://HOST:PORT or tls://HOST:PORT")
+    if parts.scheme == "tcp" and not os.environ.get("BOOK_PLAIN") and not _here(parts.hostname):
+        raise InputError(
+            f"scheduler: {scheduler} is beyond this machine and not encrypted; use TLS (page Rerun it), or --plain on a network of your own"
+        )
+    return scheduler
+
+
+async def _greet(at: str) -> None:
+    """Connect and leave; OSError if nobody is there or certificates do not agree, TypeError or RuntimeError if TLS is not set up."""
+    comm = await connect(at, timeout=5, **distributed.Security().get_connection_args("client"))
+    await comm.close()
+
+
+@contextmanager
+def _client(scheduler: str, workers: int, patience: float):
+    """A client of the cluster; Lost if its scheduler does not answer within `patience` seconds."""
+    for name in ("distributed", "tornado", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    with ExitStack() as stack:
+        if scheduler == "dask":
+            with uninterrupted():
+                local = distributed.LocalCluster(
+                    n_workers=workers or os.cpu_count() or 1, threads_per_worker=1, host="127.0.0.1", protocol="tcp://",
+                    dashboard_address=None, silence_logs=logging.CRITICAL + 1,
+                )  # fmt: skip
+            scheduler = stack.enter_context(local).scheduler_address
+        at, deadline = address(scheduler), time.monotonic() + patience
+        while True:
+            try:
+                asyncio.run(_greet(at))
+                client = distributed.Client(at, timeout=10, set_as_default=False)
+                break
+            except OSError as error:  # nobody there, or a refused certificate
+                if time.monotonic() > deadline:
+                    raise Lost(f"{at} ({' '.join(str(error.__cause__ or error).split())[:160] or 'no answer'})") from None
+                time.sleep(0.5)
+                at = address(scheduler)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise InputError(f"scheduler: {at}: {' '.join(str(error).split())}; see TLS on the page Rerun it") from None
+        try:
+            yield client
+        finally:
+            client.close(timeout=2)
+
+
+def _jobs(runs: list[Run], client, device: str) -> tuple[list[list[Run]], str, dict]:
+    """(jobs, device, what a worker must offer): one run a job on a CPU; on GPUs runs alike, an equal share each."""
+    offers = [w.get("resources", {}).get("GPU", 0) for w in client.scheduler_info(n_workers=-1)["workers"].values()]
+    gpus = int(sum(offers))
+    if device == "cuda" and not gpus:
+        raise InputError("scheduler: no worker offers a GPU; start workers with --resources GPU=1, or set device = 'cpu'")
+    if device == "cpu" or not gpus:
+        return [[run] for run in runs], "cpu", {}
+    count: dict[str, int] = {}
+    for run in runs:
+        count[run.alike] = count.get(run.alike, 0) + 1
+    return list(batches(runs, lambda run: math.ceil(count[run.alike] / gpus))), "cuda", {"GPU": 1}
+
+
+def _ended(futures, client) -> Iterator:
+    """Futures as they end; Lost if the scheduler is gone."""
+    left = set(futures)
+    while left:
+        try:
+            for future in distributed.as_completed(left, loop=client.loop, timeout=BEAT):
+                if future.cancelled() or future.status in ("lost", "cancelled"):
+                    raise Lost
+                left.discard(future)
+                yield future
+        except TimeoutError:  # no news: is it there?
+            try:
+                if client.status != "running":
+                    raise Lost
+                client.sync(client.scheduler.identity, n_workers=0, callback_timeout=6 * BEAT)
+            except (OSError, TimeoutError):
+                raise Lost from None
+
+
+def results(runs: list[Run], store: Store, workers: int, device: str, scheduler: str) -> Iterator[list[Outcome]]:
+    """Each job's outcomes as they come. A worker that dies is replaced, a scheduler that dies is waited for.
+
+    InputError for a cluster that cannot be reached, a worker of another version, or one that does not see the store.
+    """
+    seen, store = f"seen.{uuid.uuid4().hex}", Store(store.folder.resolve())
+    left, patience = {run.key: run for run in runs}, 5.0
+    (store.folder / "locks" / seen).touch()
+    try:
+        while left:
+            try:
+                with _client(scheduler, workers, patience) as client:
+                    if patience == PATIENCE:
+                        print("sweep: the scheduler is there again", file=sys.stderr)
+                    patience = PATIENCE
+                    for outcomes in _on(client, list(left.values()), store, seen, device):
+                        for key in outcomes:
+                            left.pop(key, None)
+                        yield list(outcomes.values())
+                    break
+            except Lost as lost:
+                if str(lost):
+                    raise InputError(f"scheduler: cannot reach {lost}; finished runs are kept, start it and call again") from None
+                print(f"sweep: lost the scheduler; finished runs are kept, waiting {PATIENCE:.0f} s for it", file=sys.stderr)
+                left = {key: run for key, run in left.items() if run not in store}
+    finally:
+        (store.folder / "locks" / seen).unlink(missing_ok=True)
+
+
+def _on(client, runs: list[Run], store: Store, seen: str, device: str) -> Iterator[dict[str, Outcome]]:
+    """{key: outcome} of each job on this cluster; a job that took its worker with it too often has died."""
+    jobs, device, needs = _jobs(runs, client, device)
+    futures = {}
+    for job in jobs:
+        told = [(run.key, run.model_dump_json()) for run in job]
+        futures[client.submit(remote_work, told, str(store.folder), seen, device, pure=False, resources=needs)] = job
+    try:
+        for future in _ended(futures, client):
+            job = {run.key: run for run in futures.pop(future)}
+            try:
+                ended = {key: Outcome(job[key], became) for key, became in future.result()}
+            except KilledWorker:
+                ended = {key: Outcome(run, "died") for key, run in job.items()}
+            except ImportError as error:
+                raise InputError(f"scheduler: a worker cannot import {error.name}; give it this book's environment") from None
+            yield ended
+    finally:
+        if client.status == "running":
+            client.cancel(list(futures), force=True)
