@@ -172,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args.action(args)
     except (InputError, chapters.BookError) as e:
-        print(f"python -m lib: {e}", file=sys.stderr)
+        print("python -m lib:", " ".join(str(e).split()), file=sys.stderr)
         return 2 if isinstance(e, InputError) else 1
     except KeyboardInterrupt:
         print("\npython -m lib: interrupted; finished runs are kept, the next call goes on from there", file=sys.stderr)

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from lib.config import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = ("quick", "laptop", "paper")
+LONGEST = 1 << 16  # bytes of a parameter file
 CHECKED = "nbval-check-output"  # tag of the cells whose output is kept in the repository and compared by the tests
 
 
@@ -71,6 +72,46 @@ def tagged(notebook, tag: str) -> list:
 
 
 # ----------------------------------------------------------------------------------------------------------- parameters
+class _Plain(yaml.SafeLoader):
+    """Safe YAML without aliases, which may stand for gigabytes, and without a name given twice."""
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"an alias (*{self.peek_event().anchor}) is not taken; write the value out")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node, deep=False):
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise yaml.YAMLError(f"{sorted(twice)[0]!r} is given twice; remove one")
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str):
+    """The value of a YAML text; ValueError for anything but plain values, in one line."""
+    try:
+        return yaml.load(text, _Plain)
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as e:
+        raise ValueError(" ".join(str(e).split())) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _read_yaml(path: Path) -> dict:
+    """A parameter file's values; {} if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        if not path.is_file() or path.stat().st_size > LONGEST:
+            raise ValueError(f"no file of at most {LONGEST} bytes; it says only what differs from the defaults")
+        values = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise InputError(f"{path}: cannot be read as YAML: {' '.join(str(e).split())}") from None
+    if not isinstance(values, dict | None):
+        raise InputError(f"{path}: must hold lines of the form `name: value`")
+    return values or {}
+
+
 def _problem(name: str, value, annotation) -> str | None:
     """What is wrong with a parameter's value, in one line; None if it is right."""
 
@@ -80,7 +121,7 @@ def _problem(name: str, value, annotation) -> str | None:
         except ValidationError as e:
             problem = e.errors()[0]
             place = "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
-            return f"{name}{place}: {problem['msg'].replace('Input should', 'must', 1)}, not {problem['input']!r}"
+            return f"{name}{place}: {problem['msg'].replace('Input should', 'must', 1)}, not {_short(problem['input'])}"
 
     message = error(value)
     if message and isinstance(value, str):
@@ -88,24 +129,27 @@ def _problem(name: str, value, annotation) -> str | None:
             if error(meant) is None:
                 written = yaml.safe_dump(meant, default_flow_style=True).split("\n")[0]
                 kind = type(meant).__name__
-                return f"{name}: {value!r} is a text, and a {kind} is expected; write {written}, unquoted"
+                return f"{name}: {_short(value)} is a text, and a {kind} is expected; write {written}, unquoted"
     return message
+
+
+def _short(value) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _readings(text: str) -> list:
     """What a text may mean: JSON, YAML, the text itself."""
     values = []
-    for parse in (json.loads, yaml.safe_load):
-        try:
+    for parse in (json.loads, load_yaml):
+        with suppress(ValueError, RecursionError):
             values.append(parse(text))
-        except (ValueError, yaml.YAMLError):
-            pass
     return [*values, text]
 
 
 def _unknown(name: str, annotations: dict) -> str:
     close = get_close_matches(name, annotations, 1)
-    return f"{name}: no such parameter of this chapter; " + (
+    return f"{name if name.isidentifier() else _short(name)}: no such parameter of this chapter; " + (
         f"did you mean {close[0]}?" if close else f"it has {', '.join(annotations) or 'none'}"
     )
 
@@ -177,12 +221,7 @@ def parse(chapter: str, texts: dict[str, str]) -> dict:
 def _resolve(space: dict, chapter: str, profile: str, overrides: dict | None) -> dict:
     annotations = space.get("__annotations__", {})
     path = book().parent / "params" / one_of("profile", profile, PROFILES) / f"{chapter}.yml"
-    try:
-        from_file = yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
-        raise InputError(f"{path}: cannot be read as YAML: {' '.join(str(e).split())}") from None
-    if not isinstance(from_file, dict):
-        raise InputError(f"{path}: must hold lines of the form `name: value`")
+    from_file = _read_yaml(path)
     for given, where in ((from_file, f"{path}: "), (overrides or {}, "")):
         _check(given, annotations, where)
         if given.get("profile", profile) != profile:
@@ -259,14 +298,22 @@ def execute(chapter: str, profile: str = "quick", overrides: dict | None = None,
             with _standard_error_to(noise):
                 papermill.execute_notebook(source, out, changed, kernel_name="python3", cwd=book(), progress_bar=False)
         except papermill.PapermillExecutionError as e:
-            first = next((line for line in e.source.splitlines() if line.strip()), "")
-            where, why = f"{chapter}: cell [{e.exec_count}] ({first.strip()})", " ".join(e.evalue.split())
-            raise BookError(f"{where} failed: {e.ename}: {why}; executed so far: {out}") from None
+            why = " ".join(e.evalue.split())
+            raise BookError(f"{_place(chapter, e.exec_count, e.source)} failed: {e.ename}: {why}; executed so far: {out}") from None
         except RuntimeError as e:  # the kernel died: what it said last is the only trace
             noise.seek(0)
             sys.stderr.write(noise.read().decode(errors="replace"))
-            raise BookError(f"{chapter}: {' '.join(str(e).split())}; executed so far: {out}") from None
+            code = [c for c in nbformat.read(out, as_version=4).cells if c.cell_type == "code"] if out.exists() else []
+            timed = [(number, c) for number, c in enumerate(code, 1) if c.metadata.get("execution")]
+            where = _place(chapter, timed[-1][0], timed[-1][1].source) if timed else chapter
+            raise BookError(f"{where} failed: {' '.join(str(e).split())}; executed so far: {out}") from None
     return out
+
+
+def _place(chapter: str, number: int, source: str) -> str:
+    """A cell by its chapter, its number and its first line."""
+    first = next((line for line in source.splitlines() if line.strip()), "")
+    return f"{chapter}: cell [{number}] ({first.strip()})"
 
 
 @contextmanager

@@ -31,14 +31,14 @@ class Training(Config):
     optimizer: Literal["adam", "sgd", "adamw"] = "adam"
     learning_rate: float = Field(1e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    warmup: int = Field(0, ge=0)
-    batch: int = Field(32, ge=1)
-    steps: int = Field(50_000, ge=1)
-    every: int = Field(10, ge=1)
+    warmup: int = Field(0, ge=0, le=1 << 40)
+    batch: int = Field(32, ge=1, le=1 << 20)
+    steps: int = Field(50_000, ge=1, le=1 << 40)
+    every: int = Field(10, ge=1, le=1 << 40)
     spacing: float = Field(0.04, ge=0, le=1)
-    eval_size: int = Field(128, ge=1)
+    eval_size: int = Field(128, ge=1, le=1 << 20)
     stop_below: float | None = 0.1
-    tail: float = Field(0.2, ge=0)
+    tail: float = Field(0.2, ge=0, le=1e6)
     tf32: bool = False
 
     @model_validator(mode="after")
