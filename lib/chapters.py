@@ -20,7 +20,7 @@ import nbformat
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lib.config import InputError
+from lib.config import InputError, short
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = ("quick", "laptop", "paper")
@@ -121,7 +121,7 @@ def _problem(name: str, value, annotation) -> str | None:
         except ValidationError as e:
             problem = e.errors()[0]
             place = "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
-            return f"{name}{place}: {problem['msg'].replace('Input should', 'must', 1)}, not {_short(problem['input'])}"
+            return f"{name}{place}: {problem['msg'].replace('Input should', 'must', 1)}, not {short(problem['input'])}"
 
     message = error(value)
     if message and isinstance(value, str):
@@ -129,13 +129,8 @@ def _problem(name: str, value, annotation) -> str | None:
             if error(meant) is None:
                 written = yaml.safe_dump(meant, default_flow_style=True).split("\n")[0]
                 kind = type(meant).__name__
-                return f"{name}: {_short(value)} is a text, and a {kind} is expected; write {written}, unquoted"
+                return f"{name}: {short(value)} is a text, and a {kind} is expected; write {written}, unquoted"
     return message
-
-
-def _short(value) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _readings(text: str) -> list:
@@ -149,7 +144,7 @@ def _readings(text: str) -> list:
 
 def _unknown(name: str, annotations: dict) -> str:
     close = get_close_matches(name, annotations, 1)
-    return f"{name if name.isidentifier() else _short(name)}: no such parameter of this chapter; " + (
+    return f"{name if name.isidentifier() else short(name)}: no such parameter of this chapter; " + (
         f"did you mean {close[0]}?" if close else f"it has {', '.join(annotations) or 'none'}"
     )
 
@@ -247,12 +242,15 @@ def grid(chapter: str, profile: str = "quick", overrides: dict | None = None) ->
     """The chapter's experiments at these parameters, validated and not trained; none for a chapter without runs."""
     notebook = read(chapter)
     space = _namespace(notebook)
-    space |= _resolve(space, chapter, profile, overrides)
+    standard, values = _defaults(space), _resolve(space, chapter, profile, overrides)
+    changed = [name for name, value in values.items() if value != standard[name]]
+    space |= values
     for cell in tagged(notebook, "grid"):
         try:
             _run(cell, space)
-        except InputError:
-            raise
+        except InputError as e:
+            named = not changed or str(e).partition(":")[0] in changed
+            raise e if named else InputError(f"{e}; it comes from {', '.join(changed)}") from None
         except Exception as e:
             said = f"{type(e).__name__}: {' '.join(str(e).split())}"
             raise InputError(f"{chapter}: no grid can be built from these parameters: {said}") from e

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import shutil
+from html.parser import HTMLParser
 from pathlib import Path
 
 from lib import chapters
@@ -19,6 +22,50 @@ def stage(executed: Path, source: Path) -> None:
         if not (executed / f"{name}.ipynb").exists():
             raise InputError(f"{name}: not executed yet; run `python -m lib run {name}` or `make book` first")
         shutil.copy2(executed / f"{name}.ipynb", source)
+
+
+# 'self' is the book's own server, file: the book's own folder when it is opened from disk; a served page may not load file:.
+POLICY = (
+    "default-src 'none'; script-src 'self' file:{scripts}; style-src 'self' file: 'unsafe-inline'; img-src 'self' file: data:; "
+    "font-src 'self' file: data:; connect-src 'self' file:; form-action 'self' file:; base-uri 'none'"
+)
+
+
+class _Scripts(HTMLParser):
+    """The scripts that stand in a page, and attributes that are scripts."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.inline, self.handlers, self._open = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        of = dict(attributes)
+        self.handlers += [name for name, value in of.items() if name.startswith("on") or (value or "").startswith("javascript:")]
+        self._open = tag == "script" and "src" not in of and of.get("type") in (None, "", "text/javascript", "module")
+        if self._open:
+            self.inline.append("")
+
+    def handle_data(self, data):
+        if self._open:
+            self.inline[-1] += data
+
+    def handle_endtag(self, tag):
+        self._open = False
+
+
+def protect(html: Path) -> None:
+    """Write into every page what it may load: this site's own files, and the scripts that stand in it by their hashes."""
+    for path in sorted(html.rglob("*.html")):
+        text = path.read_text(encoding="utf-8")
+        found = _Scripts(text)
+        if found.handlers:
+            raise chapters.BookError(f"site: {path.name}: attribute {found.handlers[0]} is a script, which the page's policy forbids")
+        digests = sorted({base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in found.inline})
+        policy = POLICY.format(scripts="".join(f" 'sha256-{digest}'" for digest in digests))
+        if "<head>" in text:
+            meta = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+            path.write_text(text.replace("<head>", meta, 1), encoding="utf-8")
 
 
 def build(folder: Path | None = None, *, strict: bool = True) -> Path:
@@ -46,6 +93,7 @@ def build(folder: Path | None = None, *, strict: bool = True) -> Path:
     )
     if failed:
         raise chapters.BookError("site: rendering warned or failed, as said above")
+    protect(html)
     for extra in folder.glob("scorecard.json"):
         shutil.copy2(extra, html)
     return html / "index.html"

@@ -1,11 +1,17 @@
 """The tests have a store, a build folder and results of their own, for the notebooks too; the repository is not touched.
 
 Results frozen at `quick` are left out: whatever takes two minutes is trained for real.
+
+Tests that inject faults count them through the fixture `faults`: a sample of each kind in `make test`; in `make soak`, where
+BOOK_SOAK names a file, the full number, and what was counted is written there.
 """
 
+import json
 import os
 import shutil
 import tempfile
+import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +21,56 @@ RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 shutil.copytree(RESULTS, SCRATCH / "results", ignore=shutil.ignore_patterns("*.quick.*"))
 os.environ |= {f"BOOK_{name.upper()}": str(SCRATCH / name) for name in ("store", "build", "results")}
 os.environ.pop("BOOK_DIR", None)
+
+
+SOAK = os.environ.get("BOOK_SOAK")
+STARTED = time.monotonic()
+COUNTED: dict[tuple[str, str], int] = defaultdict(int)  # (test, fault) -> how often
+MEASURED: list[dict] = []
+FAILED: set[str] = set()
+
+
+class Faults:
+    """How often this test injects a fault, and how often it did."""
+
+    full = bool(SOAK)
+
+    def __init__(self, test: str):
+        self.test = test.split("[")[0]
+
+    def times(self, sample: int, full: int) -> int:
+        """The number for `make test`, or that for `make soak`."""
+        return full if self.full else sample
+
+    def count(self, fault: str, times: int = 1) -> None:
+        """Say that a fault was injected."""
+        COUNTED[self.test, fault] += times
+
+    def measure(self, **row) -> None:
+        """Keep a measured row beside the counts."""
+        MEASURED.append(row)
+
+
+@pytest.fixture
+def faults(request):
+    return Faults(request.node.nodeid)
+
+
+def pytest_runtest_logreport(report):
+    if report.failed:
+        FAILED.add(report.nodeid.split("[")[0])
+
+
+def pytest_sessionfinish():
+    if not SOAK:
+        return
+    from lib.bench import machine
+
+    rows = [{"fault": fault, "injected": n, "held": test not in FAILED, "test": test} for (test, fault), n in COUNTED.items()]
+    soak = {"machine": machine(), "minutes": round((time.monotonic() - STARTED) / 60, 1), "faults": rows, "measured": MEASURED}
+    Path(SOAK).parent.mkdir(parents=True, exist_ok=True)
+    Path(SOAK).write_text(json.dumps(soak, indent=1) + "\n")
+    print(*(f"{row['injected']:7} {'held' if row['held'] else 'FAILED':6} {row['fault']}" for row in rows), sep="\n")
 
 
 def pytest_unconfigure():
