@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 LIB    := $(BIN)/python -m lib
 
 .DEFAULT_GOAL := help
-.PHONY: help env book quick laptop paper test bench gpu-check refresh clean
+.PHONY: help env book quick laptop paper test bench soak gpu-check refresh clean
 
 help:                   ## this list
 	@sed -n 's/^\([a-z -]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	  || { echo "the book needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "environment: $(VENV) (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[book,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[book,test,cluster]'
 	@touch $@
 
 book: $(READY)          ## every chapter at the best profile that results exist for, and the site: _build/html/index.html
@@ -31,6 +31,11 @@ test: $(READY)          ## everything that must hold
 
 bench: $(READY)         ## our training loop against the textbook one, about ten minutes: _build/bench.json
 	@$(LIB) bench
+
+SOAK   := _build/soak.json
+soak: $(READY)          ## every fault at its full count, at most an hour: _build/soak.json
+	@BOOK_SOAK=$(abspath $(SOAK)) $(BIN)/python -m pytest -q -o timeout=2400 \
+	  tests/test_faults.py tests/test_cluster.py tests/test_bad_input.py tests/test_security.py
 
 gpu-check: $(READY)     ## the tests that need a CUDA device and the bench on it, _build/bench-gpu.json; says so where there is none
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

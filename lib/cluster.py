@@ -18,7 +18,8 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -84,7 +85,7 @@ def address(scheduler: str) -> str:
         try:
             with open(scheduler, "rb") as file:
                 scheduler = json.loads(file.read(1 << 20))["address"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
                 f"scheduler: {scheduler!r} is no scheduler file ({type(error).__name__}); give dask, tcp://HOST:PORT, "
                 "tls://HOST:PORT, or the file that `dask scheduler --scheduler-file` wrote"
@@ -112,8 +113,9 @@ async def _greet(at: str) -> None:
 @contextmanager
 def _client(scheduler: str, workers: int, patience: float):
     """A client of the cluster; Lost if its scheduler does not answer within `patience` seconds."""
-    for name in ("distributed", "tornado", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    for name in logging.root.manager.loggerDict:  # what they would say of a lost connection is said below, in one line
+        if name.partition(".")[0] in ("distributed", "tornado", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     with ExitStack() as stack:
         if scheduler == "dask":
             with uninterrupted():
@@ -205,11 +207,14 @@ def results(runs: list[Run], store: Store, workers: int, device: str, scheduler:
 
 def _on(client, runs: list[Run], store: Store, seen: str, device: str) -> Iterator[dict[str, Outcome]]:
     """{key: outcome} of each job on this cluster; a job that took its worker with it too often has died."""
-    jobs, device, needs = _jobs(runs, client, device)
     futures = {}
-    for job in jobs:
-        told = [(run.key, run.model_dump_json()) for run in job]
-        futures[client.submit(remote_work, told, str(store.folder), seen, device, pure=False, resources=needs)] = job
+    try:
+        jobs, device, needs = _jobs(runs, client, device)
+        for job in jobs:
+            told = [(run.key, run.model_dump_json()) for run in job]
+            futures[client.submit(remote_work, told, str(store.folder), seen, device, pure=False, resources=needs)] = job
+    except OSError:
+        raise Lost from None
     try:
         for future in _ended(futures, client):
             job = {run.key: run for run in futures.pop(future)}
@@ -217,9 +222,14 @@ def _on(client, runs: list[Run], store: Store, seen: str, device: str) -> Iterat
                 ended = {key: Outcome(job[key], became) for key, became in future.result()}
             except KilledWorker:
                 ended = {key: Outcome(run, "died") for key, run in job.items()}
+            except (OSError, CancelledError):  # a result that cannot be fetched any more; what it tells of is in the store
+                if future.status == "error":
+                    raise
+                raise Lost from None
             except ImportError as error:
                 raise InputError(f"scheduler: a worker cannot import {error.name}; give it this book's environment") from None
             yield ended
     finally:
         if client.status == "running":
-            client.cancel(list(futures), force=True)
+            with suppress(OSError, CancelledError):
+                client.cancel(list(futures), force=True)
