@@ -19,6 +19,8 @@ from test_sweep import CELLS, ROOT, grid, same, start, table
 
 from lib import cluster
 from lib.config import InputError
+from lib.store import Store
+from lib.train import train
 
 trustme = pytest.importorskip("trustme")
 
@@ -277,3 +279,23 @@ def test_with_tls_the_cluster_refuses_plain_connections_and_strangers(tmp_path, 
                     raise ConnectionResetError
     finally:
         dask.close()
+
+
+# ------------------------------------------------------------------------------------------------- what limits a cluster
+def test_what_the_scheduler_and_the_store_take_for_each_run(tmp_path, faults):
+    """Tasks that do nothing, through a real scheduler to one worker; and commits of one process to the store."""
+    count = faults.times(50, 3000)
+    with cluster._client("dask", 1, 5.0) as client:
+        client.submit(abs, -1).result()
+        began = time.perf_counter()
+        assert sum(client.gather(client.map(abs, range(count), pure=False))) == count * (count - 1) // 2
+        faults.measure(what="tasks that do nothing, one worker", workers=1, runs=count, seconds=time.perf_counter() - began)
+    store, result, count = Store(tmp_path).open(), train(grid(1, 20)[:1])[0], faults.times(20, 300)
+    results = [result._replace(run=result.run.model_copy(update={"seed": seed})) for seed in range(count)]
+    began = time.perf_counter()
+    for each in results:
+        with store.lock(each.run) as mine:
+            assert mine
+            store.put(each)
+    faults.measure(what="commits to the store, one process", workers=1, runs=count, seconds=time.perf_counter() - began)
+    assert all(each.run in store for each in results)
