@@ -32,16 +32,17 @@ POLICY = (
 
 
 class _Scripts(HTMLParser):
-    """The scripts that stand in a page, and attributes that are scripts."""
+    """The scripts that stand in a page, attributes that are scripts, and links that are."""
 
     def __init__(self, text: str):
         super().__init__()
-        self.inline, self.handlers, self._open = [], [], False
+        self.inline, self.handlers, self.links, self._open = [], [], [], False
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         of = dict(attributes)
-        self.handlers += [name for name, value in of.items() if name.startswith("on") or (value or "").startswith("javascript:")]
+        self.handlers += [value for name, value in of.items() if name.startswith("on") and value]
+        self.links += [value for value in of.values() if value and value.strip().lower().startswith("javascript:")]
         self._open = tag == "script" and "src" not in of and of.get("type") in (None, "", "text/javascript", "module")
         if self._open:
             self.inline.append("")
@@ -59,10 +60,11 @@ def protect(html: Path) -> None:
     for path in sorted(html.rglob("*.html")):
         text = path.read_text(encoding="utf-8")
         found = _Scripts(text)
-        if found.handlers:
-            raise chapters.BookError(f"site: {path.name}: attribute {found.handlers[0]} is a script, which the page's policy forbids")
-        digests = sorted({base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in found.inline})
-        policy = POLICY.format(scripts="".join(f" 'sha256-{digest}'" for digest in digests))
+        if found.links:
+            raise chapters.BookError(f"site: {path.name}: the link {found.links[0]} is a script, which the page's policy forbids")
+        digests = sorted({base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in found.inline + found.handlers})
+        allowed = [f"'sha256-{digest}'" for digest in digests] + (["'unsafe-hashes'"] if found.handlers else [])
+        policy = POLICY.format(scripts="".join(f" {source}" for source in allowed))
         if "<head>" in text:
             meta = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
             path.write_text(text.replace("<head>", meta, 1), encoding="utf-8")
