@@ -57,13 +57,14 @@ class _Scripts(HTMLParser):
 
 def protect(html: Path) -> None:
     """Write into every page what it may load: this site's own files, and the scripts that stand in it by their hashes."""
-    for path in sorted(html.rglob("*.html")):
-        text = path.read_text(encoding="utf-8")
-        found = _Scripts(text)
-        if found.links:
-            raise chapters.BookError(f"site: {path.name}: the link {found.links[0]} is a script, which the page's policy forbids")
-        digests = sorted({base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in found.inline + found.handlers})
-        allowed = [f"'sha256-{digest}'" for digest in digests] + (["'unsafe-hashes'"] if found.handlers else [])
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(html.rglob("*.html"))}
+    found = {path: _Scripts(text) for path, text in pages.items()}
+    handlers = {handler for scripts in found.values() for handler in scripts.handlers}  # the search page shows pieces of all
+    for path, text in pages.items():
+        if found[path].links:
+            raise chapters.BookError(f"site: {path.name}: the link {found[path].links[0]} is a script, which the page's policy forbids")
+        digests = sorted({base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in [*found[path].inline, *handlers]})
+        allowed = [f"'sha256-{digest}'" for digest in digests] + (["'unsafe-hashes'"] if handlers else [])
         policy = POLICY.format(scripts="".join(f" {source}" for source in allowed))
         if "<head>" in text:
             meta = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'

@@ -188,7 +188,7 @@ def make_up(
                 bar.update(len(outcomes))
                 bar.set_postfix(counts)
             if others and not done:
-                time.sleep(0.5)
+                time.sleep(max(0.5, 0.005 * len(waiting)))
             others = True
     if failed:
         run, why = next(iter(failed.values()))
