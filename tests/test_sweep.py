@@ -114,7 +114,10 @@ def start(tmp_path, store, *arguments, command="run", before=(), cells=CELLS, **
     } | environment
     chapter = () if command == "build" else ("small",)
     line = [*before, sys.executable, "-m", "lib", command, *chapter, *arguments]
-    return subprocess.Popen(line, start_new_session=True, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        line, start_new_session=True, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal, wherever these tests were started from
+    )  # fmt: skip
 
 
 def alive(group: int) -> bool:
