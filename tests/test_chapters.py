@@ -312,7 +312,7 @@ def test_the_regression_chapter_says_what_is_wrong_with_its_input(arguments, nam
 
 @pytest.mark.parametrize("values, message", [
     ({"heads_grid": [3]}, "heads: 3 heads do not divide width 32"), ({"mixers": ["mamba2"]}, "mixer: .*'mamba'.*got 'mamba2'"),
-    ({"mixers": ["xlstm"], "heads": 32, "width": 32}, "heads: mixer xlstm normalises each head"),
+    ({"mixers": ["xlstm"], "heads": 32, "width_grid": [64]}, "heads: mixer xlstm normalises each head"),
 ])
 def test_a_head_count_or_a_mixer_that_cannot_be_is_named_in_one_line(values, message):
     with pytest.raises(InputError, match=message) as error:
