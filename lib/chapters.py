@@ -99,12 +99,10 @@ def load_yaml(text: str):
 
 def _read_yaml(path: Path) -> dict:
     """A parameter file's values; {} if there is no such file."""
-    if not path.exists():
-        return {}
     try:
-        if not path.is_file() or path.stat().st_size > LONGEST:
+        if path.exists() and not (path.is_file() and path.stat().st_size <= LONGEST):
             raise ValueError(f"no file of at most {LONGEST} bytes; it says only what differs from the defaults")
-        values = load_yaml(path.read_text(encoding="utf-8"))
+        values = load_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError) as e:
         raise InputError(f"{path}: cannot be read as YAML: {' '.join(str(e).split())}") from None
     if not isinstance(values, dict | None):
@@ -144,16 +142,14 @@ def _readings(text: str) -> list:
 
 def _unknown(name: str, annotations: dict) -> str:
     close = get_close_matches(name, annotations, 1)
-    return f"{name if name.isidentifier() else short(name)}: no such parameter of this chapter; " + (
+    return f"{name if name.isidentifier() and len(name) <= 80 else short(name)}: no such parameter of this chapter; " + (
         f"did you mean {close[0]}?" if close else f"it has {', '.join(annotations) or 'none'}"
     )
 
 
 def _check(values: dict, annotations: dict, where: str = "") -> None:
     for name, value in values.items():
-        known = name in annotations
-        problem = _problem(name, value, annotations[name]) if known else _unknown(str(name), annotations)
-        if problem:
+        if problem := _problem(name, value, annotations[name]) if name in annotations else _unknown(str(name), annotations):
             raise InputError(where + problem)
 
 
@@ -213,9 +209,13 @@ def parse(chapter: str, texts: dict[str, str]) -> dict:
     }
 
 
+def _file(chapter: str, profile: str) -> Path:
+    return book().parent / "params" / one_of("profile", profile, PROFILES) / f"{chapter}.yml"
+
+
 def _resolve(space: dict, chapter: str, profile: str, overrides: dict | None) -> dict:
     annotations = space.get("__annotations__", {})
-    path = book().parent / "params" / one_of("profile", profile, PROFILES) / f"{chapter}.yml"
+    path = _file(chapter, profile)
     from_file = _read_yaml(path)
     for given, where in ((from_file, f"{path}: "), (overrides or {}, "")):
         _check(given, annotations, where)
@@ -249,8 +249,10 @@ def grid(chapter: str, profile: str = "quick", overrides: dict | None = None) ->
         try:
             _run(cell, space)
         except InputError as e:
-            named = not changed or str(e).partition(":")[0] in changed
-            raise e if named else InputError(f"{e}; it comes from {', '.join(changed)}") from None
+            name, own = str(e).partition(":")[0], overrides or {}
+            from_file = set([name] if name in changed else changed) - set(own)
+            source = f"; it comes from {', '.join(changed)}" if name not in changed and changed else ""
+            raise InputError((f"{_file(chapter, profile)}: " if from_file else "") + f"{e}{source}") from None
         except Exception as e:
             said = f"{type(e).__name__}: {' '.join(str(e).split())}"
             raise InputError(f"{chapter}: no grid can be built from these parameters: {said}") from e
@@ -302,8 +304,8 @@ def execute(chapter: str, profile: str = "quick", overrides: dict | None = None,
             noise.seek(0)
             sys.stderr.write(noise.read().decode(errors="replace"))
             code = [c for c in nbformat.read(out, as_version=4).cells if c.cell_type == "code"] if out.exists() else []
-            timed = [(number, c) for number, c in enumerate(code, 1) if c.metadata.get("execution")]
-            where = _place(chapter, timed[-1][0], timed[-1][1].source) if timed else chapter
+            begun = [(number, c) for number, c in enumerate(code, 1) if c.metadata.get("papermill", {}).get("start_time")]
+            where = _place(chapter, begun[-1][0], begun[-1][1].source) if begun else chapter
             raise BookError(f"{where} failed: {' '.join(str(e).split())}; executed so far: {out}") from None
     return out
 

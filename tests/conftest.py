@@ -3,7 +3,8 @@
 Results frozen at `quick` are left out: whatever takes two minutes is trained for real.
 
 Tests that inject faults count them through the fixture `faults`: a sample of each kind in `make test`; in `make soak`, where
-BOOK_SOAK names a file, the full number, and what was counted is written there.
+BOOK_SOAK names a file, the full number, and what was counted is written there. Tests that were left out this time keep the
+rows that they have there: after a failure that was mended, its test alone can be run again.
 """
 
 import json
@@ -67,7 +68,10 @@ def pytest_sessionfinish():
     from lib.bench import machine
 
     rows = [{"fault": fault, "injected": n, "held": test not in FAILED, "test": test} for (test, fault), n in COUNTED.items()]
-    soak = {"machine": machine(), "minutes": round((time.monotonic() - STARTED) / 60, 1), "faults": rows, "measured": MEASURED}
+    minutes, before = (time.monotonic() - STARTED) / 60, json.loads(Path(SOAK).read_text()) if Path(SOAK).exists() else {}
+    if kept := [row for row in before.get("faults", ()) if row["test"] not in {test for test, _ in COUNTED}]:
+        rows, minutes = kept + rows, minutes + before["minutes"]
+    soak = {"machine": machine(), "minutes": round(minutes, 1), "faults": rows, "measured": MEASURED or before.get("measured", [])}
     Path(SOAK).parent.mkdir(parents=True, exist_ok=True)
     Path(SOAK).write_text(json.dumps(soak, indent=1) + "\n")
     print(*(f"{row['injected']:7} {'held' if row['held'] else 'FAILED':6} {row['fault']}" for row in rows), sep="\n")
