@@ -26,7 +26,7 @@ def _attention(module, query: Tensor, key: Tensor, value: Tensor, attention_mask
 
 
 def load(folder: Path | str, device: str = "cpu"):
-    """(model, tokenizer) of a checkpoint in the hub's format, in float32 and for inference; InputError if it is not one."""
+    """(model, tokenizer) of a checkpoint in the hub's format, in float32 and, as the library leaves it, for inference; else InputError."""
     transformers = needs()
     transformers.AttentionInterface.register(TAPPED, _attention)
     try:
@@ -36,7 +36,7 @@ def load(folder: Path | str, device: str = "cpu"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library's errors for damaged files have no common class
         raise InputError(f"{folder}: cannot be loaded ({_first_line(error)}); delete it, and it is fetched again") from None
-    return model.eval().requires_grad_(False).to(device), tokenizer
+    return model.requires_grad_(False).to(device), tokenizer
 
 
 def _first_line(error: Exception) -> str:
