@@ -111,6 +111,18 @@ def bench(args) -> None:
         bench.bench(chapters.build_folder() / "bench.json")
 
 
+def audit(args) -> None:
+    """Train shipped runs again, drawn at random, from their configuration alone; compare, and leave audit.json in the build folder."""
+    from lib import audit
+
+    record = audit.audit(args.n, args.seed, args.longest, args.workers)
+    print(f"drawn with seed {record['seed']} from {record['eligible']} of {record['shipped']} shipped runs, on {record['machine']}")
+    print(audit.table(record).to_string(index=False))
+    print(os.path.relpath(audit.write(record, chapters.build_folder() / "audit.json")))
+    if failed := [row["run"] for row in record["runs"] if not row["agrees"]]:
+        raise chapters.BookError(f"audit: {len(failed)} of {args.n} runs do not agree with what is shipped; the first is {failed[0]}")
+
+
 def pythia(args) -> None:
     """When Pythia's capabilities emerge, by its public checkpoints, and which heads carry them."""
     from lib.language import pythia
@@ -145,6 +157,11 @@ def _parser() -> argparse.ArgumentParser:
     command(refresh, profile="")
     command(build, chapter=False, profile=None)
     command(bench, chapter=False, profile="").add_argument("--device", default="cpu", help="cpu, or cuda for bench-gpu.json")
+    audits = command(audit, chapter=False, profile="")
+    audits.add_argument("-n", type=int, default=5, help="how many runs")
+    audits.add_argument("--seed", type=int, help="of the draw; drawn and printed if not given")
+    audits.add_argument("--longest", type=float, default=300.0, metavar="S", help="leave out runs that took more seconds than this")
+    audits.add_argument("--workers", type=int, default=0, help="processes; 0: one a core")
     models = command(pythia, chapter=False, profile="")
     models.add_argument("--size", default="14m", help="of the model, such as 14m or 410m")
     models.add_argument("--seed", type=int, default=0, help="0: the first run; 1 to 9: the runs with other seeds")

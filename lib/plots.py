@@ -11,6 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
+from lib import drawn
+
 COLORS = {  # Okabe and Ito's colours, told apart under every common colour blindness
     "blue": "#0072B2", "orange": "#D55E00", "green": "#009E73", "pink": "#CC79A7",
     "sky": "#56B4E9", "amber": "#E69F00", "black": "#222222", "grey": "#767676",
@@ -29,13 +31,15 @@ STYLE = {
 
 
 def use() -> None:
-    """Set the book's style for all figures that follow; in a notebook also the resolution (2x PNG, opaque white)."""
+    """Set the book's style for all figures that follow; in a notebook also the resolution (2x PNG, opaque white), and
+    let figures carry their data (`lib.drawn`)."""
     mpl.rcParams.update(STYLE)
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is not None:
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
         set_matplotlib_formats("retina", bbox_inches="tight", facecolor="white")
+        drawn.attach()  # after the former, which forgets how figures are shown
 
 
 def palette(values: Iterable) -> dict:
@@ -47,7 +51,7 @@ def palette(values: Iterable) -> dict:
 
 def chance(ax: Axes, value: float, label: str = "chance") -> None:
     """Dotted grey line at the level that knowing nothing attains, with its name at the right end."""
-    ax.axhline(value, color=COLORS["grey"], linestyle=":", linewidth=1.3, zorder=1)
+    ax.axhline(value, color=COLORS["grey"], linestyle=":", linewidth=1.3, zorder=1, label=f"_{label}")
     ax.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-3, 3), textcoords="offset points",
                 ha="right", va="bottom", fontsize=9, color=COLORS["grey"])
 

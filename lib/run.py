@@ -100,3 +100,16 @@ class Run(Config):
             flat |= {name: value for name, value in part.model_dump().items() if name != "kind"}
         flat["budget"] = flat.pop("steps")
         return flat
+
+    @classmethod
+    def from_row(cls, row: dict) -> Run:
+        """The run of a row as `row()` gives it, further columns ignored; KeyError or ValueError where it does not fit.
+
+        The three seeds are not in a row: it stands for a run in which they all are `seed`.
+        """
+        kinds = {name: {kind.model_fields["kind"].default: kind for kind in choices}[row[name]]
+                 for name, choices in (("task", TASKS), ("model", MODELS))}
+        row = row | {"steps": row["budget"]}
+        parts = {name: {field: row[field] for field in kind.model_fields if field in row} | {"kind": row[name]} for name, kind in kinds.items()}
+        training = {field: row[field] for field in Training.model_fields if field in row}
+        return cls.model_validate_json(json.dumps(parts | {"training": training, "seed": row["seed"]}))

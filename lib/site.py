@@ -8,7 +8,9 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
-from lib import chapters
+import nbformat
+
+from lib import chapters, drawn
 from lib.config import InputError
 
 
@@ -21,7 +23,20 @@ def stage(executed: Path, source: Path) -> None:
     for name in chapters.names():
         if not (executed / f"{name}.ipynb").exists():
             raise InputError(f"{name}: not executed yet; run `python -m lib run {name}` or `make book` first")
-        shutil.copy2(executed / f"{name}.ipynb", source)
+        notebook = nbformat.read(executed / f"{name}.ipynb", as_version=4)
+        offer_data(notebook, name, source / "data" / name)
+        nbformat.write(notebook, source / f"{name}.ipynb")
+
+
+def offer_data(notebook, chapter: str, folder: Path) -> None:
+    """Write each figure's data into the folder, one CSV a figure, and end the figure's caption in a link to it."""
+    for name, text in drawn.take(notebook, chapter).items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.csv").write_text(text, encoding="utf-8")
+        for cell in notebook.cells:
+            figure = cell.metadata.get("mystnb", {}).get("figure", {})
+            if figure.get("name") == name:
+                figure["caption"] += f" {{download}}`Data <data/{chapter}/{name}.csv>`"
 
 
 # 'self' is the book's own server, file: the book's own folder when it is opened from disk; a served page may not load file:.

@@ -258,5 +258,5 @@ def freeze(runs: Iterable[Run], store: Store, chapter: str, profile: str) -> int
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pandas(table, preserve_index=False), buffer, compression="zstd")
     _write(frozen.folder / f"{chapter}.{profile}.parquet", buffer.getvalue())
-    _write(frozen.folder / f"{chapter}.{profile}.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+    _write(frozen.folder / f"{chapter}.{profile}.csv", pd.DataFrame(rows, dtype=object).to_csv(index=False).encode())
     return len(rows)

@@ -135,3 +135,14 @@ def test_the_scorecard_has_every_claim_and_only_known_verdicts(book):
     measured = {claim["id"] for claim in card if claim["verdict"] != "not run"}
     assert {f"A{i}" for i in range(1, 14)} <= measured
     assert (book / "html/scorecard.json").read_bytes() == (book / "scorecard.json").read_bytes()
+
+
+def test_every_figure_offers_what_it_draws(book):
+    for name in chapters.names():
+        page = (book / "html" / f"{name}.html").read_text(encoding="utf-8")
+        for cell in nbformat.read(book / "chapters" / f"{name}.ipynb", as_version=4).cells:
+            figure = cell.metadata.get("mystnb", {}).get("figure", {}).get("name")
+            if figure and any("image/png" in output.get("data", {}) for output in cell.outputs):
+                link = re.search(rf'href="(_downloads/[^"]+/{figure}\.csv)"', page)
+                assert link, f"{name}: {figure} offers no data"
+                assert len((book / "html" / link[1]).read_text(encoding="utf-8").splitlines()) > 2, f"{name}: {figure}"
