@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ from lib.config import InputError
 from lib.models import Transformer
 from lib.plain import PlainLoop
 from lib.run import Run, Training
-from lib.store import Store, results_folder
+from lib.store import Store, processor, results_folder
 from lib.sweep import make_up, sweep, worker_pool
 from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
 from lib.train import train
@@ -241,11 +240,7 @@ def plain_flops(run: Run) -> int:
 
 def machine() -> str:
     """Processor, cores and the version of torch."""
-    try:
-        name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
-    except (OSError, TypeError):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}"
+    return f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
 
 
 def _write(out: Path, rows: list[dict]) -> list[dict]:

@@ -33,12 +33,21 @@ from lib.train import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTCOME = ("status", "steps", "wall_s", "device")
+MADE = ("finished", "torch", "processor")  # where and when a frozen run was made
 FORMAT = 2  # of a sidecar; 1 had neither this number nor a seal
 
 
 def results_folder() -> Path:
     """Where the frozen results lie: environment BOOK_RESULTS, else book/results."""
     return Path(os.environ.get("BOOK_RESULTS") or ROOT / "book" / "results")
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    try:
+        return re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        return platform.processor() or platform.machine()
 
 
 def _why(error: OSError) -> str:
@@ -149,7 +158,7 @@ class Store:
         data = buffer.getvalue()
         outcome = {name: getattr(result, name) for name in OUTCOME}
         made = {"finished_at": time.time(), "python": sys.version.split()[0], "torch": torch.__version__}
-        made |= {"machine": platform.machine(), "sha256": hashlib.sha256(data).hexdigest()}
+        made |= {"processor": processor(), "machine": platform.machine(), "sha256": hashlib.sha256(data).hexdigest()}
         sidecar = {"format": FORMAT, "key": run.key, "run": run.model_dump(), "outcome": outcome, "made": made}
         sidecar["seal"] = _seal(sidecar)
         path = self.path(run.key, ".parquet")
@@ -188,6 +197,15 @@ class Store:
         except OSError as error:
             raise InputError(f"store: cannot read run {run.key} in {self.folder} ({_why(error)}); mend the disk, or choose another store") from None
 
+    def made(self, run: Run) -> dict:
+        """Date, torch and processor of a run that `get` finds here; {} if it is not here."""
+        try:
+            made = _opened(self.path(run.key, ".json").read_bytes(), run.key)["made"]
+        except (OSError, ValueError, KeyError):
+            return {}
+        day = time.strftime("%Y-%m-%d", time.gmtime(made["finished_at"]))
+        return {"finished": day, "torch": made["torch"], "processor": made.get("processor")}
+
     def _set_aside(self, run: Run, why: str) -> None:
         """Move a run's files to the folder `damaged`, under names that are free there, and say so."""
         aside = self.folder / "damaged"
@@ -213,13 +231,16 @@ class Frozen:
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder or results_folder()
-        self.rows = {}
+        self.rows, self._made = {}, {}
         for path in sorted(self.folder.glob("*.csv")):
             try:
-                rows = pd.read_csv(path, usecols=["run", *OUTCOME]).to_dict("records")
-            except (OSError, ValueError) as error:
+                table = pd.read_csv(path, usecols=lambda name: name in ("run", *OUTCOME, *MADE), dtype=dict.fromkeys(MADE, str))
+                rows = table[["run", *OUTCOME]].to_dict("records")
+            except (OSError, ValueError, KeyError) as error:
                 raise _unreadable(path, error) from None
             self.rows |= {row["run"]: (path.with_suffix(".parquet"), {n: row[n] for n in OUTCOME}) for row in rows}
+            made = table.reindex(columns=["run", *MADE]).astype(object).where(lambda t: t.notna(), None)
+            self._made |= {row.pop("run"): row for row in made.to_dict("records")}
         self._curves: dict[Path, dict[str, pd.DataFrame]] = {}
 
     def get(self, run: Run) -> tuple[dict, pd.DataFrame] | None:
@@ -237,6 +258,11 @@ class Frozen:
         return outcome, curves.reset_index(drop=True)
 
 
+    def made(self, run: Run) -> dict:
+        """Date, torch and processor of a frozen run, None where they were not kept."""
+        return self._made[run.key]
+
+
 def freeze(runs: Iterable[Run], store: Store, chapter: str, profile: str) -> int:
     """Write every finished run of a grid into book/results for the repository to ship; returns how many.
 
@@ -248,7 +274,8 @@ def freeze(runs: Iterable[Run], store: Store, chapter: str, profile: str) -> int
     for run in {run.key: run for run in runs}.values():
         found = store.get(run) or frozen.get(run)
         if found:
-            rows.append(run.row() | found[0] | {"wall_s": round(found[0]["wall_s"], 1)})
+            made = store.made(run) or frozen.made(run)
+            rows.append(run.row() | found[0] | {"wall_s": round(found[0]["wall_s"], 1)} | {name: made[name] for name in MADE})
             curves.append(found[1].assign(run=run.key))
     if not rows:
         raise InputError(f"freeze: no run of {chapter} at profile {profile} has finished; train some first")
