@@ -2,8 +2,8 @@
 
 A run is made again from its line in book/results/<chapter>.<profile>.csv and nothing else. On the machine and versions that
 made it, it comes out equal to the bit. Elsewhere trajectories agree to rounding at first and then drift apart, so a run
-*agrees* if it ended alike, if its loss fell at the same time within TIME or one reading, and if the median over readings of
-the difference in loss is at most LOSS.
+*agrees* if it ended alike, if its loss passed the line at which a run may end (or half of its way) at the same step within
+TIME or one reading, and if the median over readings of the difference in loss is at most LOSS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lib.run import Run
 from lib.store import Frozen, Store, results_folder
 from lib.sweep import make_up
 
-TIME = 0.10  # of the step at which the loss has fallen half-way; a GPU's own noise moves it by about 8 %
+TIME = 0.10  # of that step; a GPU's own noise moves it by about 8 %
 LOSS = 0.02  # in the run's own unit: nats, or half a squared error
 
 
@@ -57,17 +57,18 @@ def shipped(folder: Path) -> list[dict[str, str]]:
     return list(lines.values())
 
 
-def half_way(steps, losses) -> float:
-    """First step with a loss half-way between the largest and the least: when it fell."""
-    return first_below(steps, losses, (np.nanmax(losses) + np.nanmin(losses)) / 2)
+def compare(then: tuple[dict, pd.DataFrame], now: tuple[dict, pd.DataFrame], level: float | None = None) -> dict:
+    """Outcomes and curves of a run, shipped and made again: bit-equal or not, how far apart, and whether that agrees.
 
-
-def compare(then: tuple[dict, pd.DataFrame], now: tuple[dict, pd.DataFrame]) -> dict:
-    """Outcomes and curves of a run, shipped and made again: bit-equal or not, how far apart, and whether that agrees."""
+    It *fell* at the first reading at or below `level`; by default, or if that is never reached, half-way down.
+    """
     (was, old), (outcome, new) = then, now
+    losses = old["test_loss"].to_numpy(float)
+    if level is None or not (losses <= level).any():
+        level = (np.nanmax(losses) + np.nanmin(losses)) / 2
     both = old[["step", "test_loss"]].merge(new[["step", "test_loss"]], on="step", suffixes=("_then", "_now"))
-    fell = [half_way(both["step"], both[f"test_loss_{when}"].to_numpy(float)) for when in ("then", "now")]
-    readings = np.searchsorted(both["step"], fell)
+    fell = [first_below(curve["step"], curve["test_loss"].to_numpy(float), level) for curve in (old, new)]
+    readings = np.searchsorted(old["step"], fell)
     apart = float(np.nanmedian(np.abs(both["test_loss_then"] - both["test_loss_now"])))
     alike = was["status"] == outcome["status"]
     timely = abs(fell[0] - fell[1]) <= TIME * fell[0] or abs(readings[0] - readings[1]) <= 1
@@ -94,7 +95,7 @@ def audit(count: int = 5, seed: int | None = None, longest: float = 300.0, worke
         make_up(runs, store, workers, label="audit")
         rows = [
             {"chapter": line["chapter"], "profile": line["profile"], "run": run.key, "seconds then": float(line["wall_s"])}
-            | compare(frozen.get(run), store.get(run))
+            | compare(frozen.get(run), store.get(run), run.training.stop_below)
             for line, run in zip(drawn, runs, strict=True)
         ]
     return {"machine": machine(), "seed": seed, "shipped": len(lines), "longest": longest, "eligible": len(short),

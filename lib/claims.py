@@ -46,9 +46,10 @@ class Reported(Config):
 class Claim(Config):
     """One claim of a paper and the rule that judges it."""
 
-    id: Annotated[str, Field(pattern=r"^[AB][1-9][0-9]?$")]
-    paper: Literal["A", "B"]
+    id: Annotated[str, Field(pattern=r"^[ABR][1-9][0-9]?$")]
+    paper: Literal["A", "B", "R"]  # R: what public reproductions of the two papers found
     chapter: Name
+    shows: Line  # our figure, by its name
     figure: Line | None
     kind: Literal["exponent", "factor", "order", "shape"]
     claim: Line
@@ -268,10 +269,10 @@ def recorded() -> dict[str, Verdict]:
 
 
 def scorecard() -> list[dict[str, Any]]:
-    """Every claim, one row each in the order of claims.yml, with what was measured, or `not run`."""
+    """Every claim of the two papers, one row each in the order of claims.yml, with what was measured, or `not run`."""
     empty = {"measured": {}, "interval": {}, "seeds": 0, "censored": 0, "profile": None, "verdict": "not run"}
     rows, found = [], recorded()
-    for claim in load():
+    for claim in (claim for claim in load() if claim.paper != "R"):
         row = claim.model_dump(include={"id", "paper", "claim", "reported"}) | empty | {"chapter": claim.chapter}
         if claim.id in found:
             row |= {name: getattr(found[claim.id], name) for name in (*empty, "chapter")}

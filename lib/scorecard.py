@@ -10,6 +10,7 @@ from pandas.io.formats.style import Styler
 
 from lib import claims
 
+TITLES = {"A": "Paper A", "B": "Paper B", "R": "What public reproductions found"}
 COLORS = {"agrees": "#00664b", "direction": "#0072b2", "disagrees": "#b34700", "not run": "#595959"}
 
 
@@ -44,7 +45,7 @@ def _runs(mine: claims.Verdict) -> str:
 
 
 def table(paper: str) -> Styler:
-    """Every claim of a paper: what it reports, what we measured with intervals, on how many runs, verdict, chapter."""
+    """Every claim of a paper, or of R, the public reproductions: what it reports, what we measured with intervals, on how many runs, verdict, and our figure."""
     found, rows = claims.recorded(), []
     for claim in claims.load():
         mine = found.get(claim.id)
@@ -55,10 +56,10 @@ def table(paper: str) -> Styler:
             "here": mine.numbers("\n") if mine else "–",
             "runs": _runs(mine) if mine else "–",
             "verdict": mine.verdict if mine else "not run",
-            "chapter": mine.chapter if mine else claim.chapter,
+            "figure": f"{claim.chapter}.html#{claim.shows}",
         })
-    style = _show(pd.DataFrame([row for row in rows if row["id"][0] == paper]), f"Paper {paper}", f"paper-{paper}")
-    style = style.format(lambda c: f'<a href="{c}.html">{c}</a>' if _exists(c) else f"{c}\n(planned)", subset=["chapter"])
+    style = _show(pd.DataFrame([row for row in rows if row["id"][0] == paper]), TITLES[paper], f"paper-{paper}")
+    style = style.format(lambda to: f'<a href="{to}">{to.split(".")[0].replace("_", " ")}</a>', subset=["figure"])
     return style.map(lambda v: f"background: {COLORS[v]}; color: white; font-weight: bold", subset=["verdict"])
 
 
@@ -106,6 +107,6 @@ def reading() -> str:
     for verdict, title in (("direction", "Hold in direction only"), ("disagrees", "Do not hold here")):
         parts += [f"**{title} ({len(ids[verdict])})**", *("  - " + _short(found[id]) for id in ids[verdict])]
     parts += [f"**Not run ({len(ids['not run'])})**", *("  - " + line for line in _waiting(card))]
-    if quick := [id for id, mine in found.items() if mine.profile == "quick" and mine.seeds > 1]:
+    if quick := [id for id, mine in found.items() if id[0] in "AB" and mine.profile == "quick" and mine.seeds > 1]:
         parts.append(f"Small grids and few seeds (the quick profile), so verdicts to be taken with care: {', '.join(quick)}.")
     return "\n".join(part if part.startswith("  ") else f"- {part}" for part in parts)

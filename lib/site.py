@@ -12,12 +12,14 @@ import nbformat
 
 from lib import chapters, drawn
 from lib.config import InputError
+from lib.store import results_folder
 
 
 def stage(executed: Path, source: Path) -> None:
     """Lay out in `source` what Jupyter Book reads: configuration, pages, bibliography and the executed notebooks."""
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(chapters.book(), source, ignore=shutil.ignore_patterns("*.ipynb", "results", ".*", "__pycache__"))
+    shutil.copytree(results_folder(), source / "results", ignore=shutil.ignore_patterns("*.json"))
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy2(chapters.book().parent / name, source)
     for name in chapters.names():

@@ -42,7 +42,7 @@ def record(id="A3", **changes):
 # --------------------------------------------------------------------------------------------------------- claims.yml
 def test_every_claim_of_both_papers_is_there_once_and_in_order():
     raw = yaml.safe_load(claims.CLAIMS.read_text(encoding="utf-8"))
-    assert [claim["id"] for claim in raw] == IDS
+    assert [claim["id"] for claim in raw if claim["paper"] != "R"] == IDS
     assert {claim.chapter for claim in ALL.values()} == CHAPTERS
 
 

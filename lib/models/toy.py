@@ -41,8 +41,8 @@ class Toy(Config):
         return pooled @ parameters["W"].mT
 
     def observe(self, task, parameters: dict[str, Tensor], constants: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the theory follows, each (member,): w = <W*, W>/|W*|, alpha = attention on a relevant position,
-        delta_a = a_relevant - mean a_irrelevant, and the exact expected loss of the present parameters."""
+        """What the theory follows, each (member,): `w` = <W*, W>/|W*|; `alpha`, attention on a relevant position;
+        `delta_a` = a_relevant - mean a_irrelevant; `expected_loss`, exact, of the present parameters."""
         w_star, w, a = constants["W*"], parameters["W"].double(), parameters["a"].double()
         split = task.T - task.B
         attention = a.softmax(-1)

@@ -45,7 +45,7 @@ class TokenTask(Config):
         return F.cross_entropy(outputs.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape)
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Averages over the batch, each (member,)."""
+        """`accuracy` over all that is read. Averages over the batch, each (member,)."""
         return {"accuracy": (outputs.argmax(-1) == targets).float().mean((1, 2))}
 
 

@@ -180,7 +180,7 @@ class CellularAutomaton(StateSequence):
         return mask.scatter_(1, position, there)[:, :-1]
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Accuracy, and the loss of each state after the first: later states have seen more of the rule."""
+        """`accuracy`, and `state_i`, the loss of each state after the first: later states have seen more of the rule."""
         states = self.token_loss(outputs, targets).unflatten(-1, (self.states - 1, self.S)).mean((1, 3))
         by_state = {f"state_{i + 1}": states[:, i] for i in range(self.states - 1)}
         return super().metrics(outputs, targets) | by_state

@@ -203,8 +203,8 @@ class Language(TokenTask):
 
     # ----------------------------------------------------------------------------------------------------- measures
     def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Accuracy over all words; the loss on text as in training and on its filler; of each capability's prompts the share that
-        greedy decoding answers rightly and the mean probability of the right word, `<capability>_accuracy`, `_probability`."""
+        """`accuracy` over all words; `text_loss` on text as in training and `filler_loss` on its filler; of each capability's prompts the
+        share that greedy decoding answers rightly, `<capability>_accuracy`, and the mean `<capability>_probability` of the right word."""
         size = targets.shape[1]
         prompts, which, where = self._prompts(size, targets.device)
         text = slice(0, size // 2 if len(prompts) else size)

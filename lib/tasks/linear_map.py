@@ -92,7 +92,7 @@ class LinearMap(StateSequence):
         return Batch(bits[..., :-1], bits[..., self.S :], pattern.expand(-1, size, -1, -1))
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Accuracy, the loss of each row of A (averaged over the states), and the share of rows below 0.01 nats."""
+        """`accuracy`; `row_i`, the loss of each row of A (averaged over the states); `solved_rows`, the share of rows below 0.01 nats."""
         rows = self.token_loss(outputs, targets).unflatten(-1, (self.states - 1, self.S)).mean((1, 2))
         by_row = {f"row_{i}": rows[:, i] for i in range(self.S)}
         return super().metrics(outputs, targets) | {"solved_rows": (rows < 0.01).float().mean(-1)} | by_row

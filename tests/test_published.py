@@ -1,0 +1,39 @@
+"""The record of what is shipped: every file is counted, and every column explained."""
+
+import pandas as pd
+
+from lib import published
+from lib.models import MODELS
+from lib.tasks import TASKS
+
+
+def test_nothing_that_is_shipped_is_without_an_explanation(monkeypatch):
+    from conftest import RESULTS
+
+    monkeypatch.setenv("BOOK_RESULTS", str(RESULTS))  # the quick ones, too
+    assert len(published.files()) >= 6
+    assert {path.name: published.unknown(path) for path in published.files()} == {path.name: set() for path in published.files()}
+    assert all(kind.model_fields["kind"].default in published.dictionary() for kind in (*TASKS, *MODELS))
+
+
+def test_a_column_that_nothing_explains_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOOK_RESULTS", str(tmp_path))
+    from conftest import RESULTS
+
+    runs, curves = pd.read_csv(RESULTS / "theory.laptop.csv"), pd.read_parquet(RESULTS / "theory.laptop.parquet")
+    runs.assign(mystery=1).to_csv(tmp_path / "mine.quick.csv", index=False)
+    curves.assign(riddle=1.0).to_parquet(tmp_path / "mine.quick.parquet")
+    assert published.unknown(*published.files()) == {"mystery", "riddle"}
+
+
+def test_the_summary_counts_what_the_files_hold(monkeypatch):
+    from conftest import RESULTS
+
+    monkeypatch.setenv("BOOK_RESULTS", str(RESULTS))
+    table = published.summary().set_index(["chapter", "profile"])
+    runs = pd.read_csv(RESULTS / "regression.laptop.csv")
+    mine = table.loc[("regression", "laptop")]
+    assert mine["runs"] == len(runs) and mine["steps"] == runs["steps"].sum()
+    assert abs(mine["core_hours"] - runs["wall_s"].sum() / 3600) < 1e-9
+    assert mine["early"] + (runs["steps"] == runs["budget"]).sum() == len(runs)
+    assert published.downloads().count("{download}") == 2 * len(table)
