@@ -57,6 +57,41 @@ def faults(request):
     return Faults(request.node.nodeid)
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium without a network. For a module at a time: the event loop that drives it is in the way of others."""
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium, and finds none; on Debian: apt install chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=path, args=flags)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """visit(path, **options) -> a page opened from disk, and what went wrong on it: failed requests, errors, refusals."""
+    contexts = []
+
+    def visit(path, address=None, **options):
+        context = browser.new_context(offline=address is None, **options)
+        contexts.append(context)
+        page, faults = context.new_page(), []
+        page.on("requestfailed", lambda request: faults.append(f"{request.url}: {request.failure}"))
+        page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(address or Path(path).resolve().as_uri(), wait_until="load")
+        return page, faults
+
+    yield visit
+    for context in contexts:
+        context.close()
+
+
 def pytest_runtest_logreport(report):
     if report.failed:
         FAILED.add(report.nodeid.split("[")[0])
