@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 
-from lib import chapters, drawn
+from lib import browser, chapters, drawn
 from lib.config import InputError
 from lib.store import results_folder
 
@@ -113,6 +113,7 @@ def build(folder: Path | None = None, *, strict: bool = True) -> Path:
     )
     if failed:
         raise chapters.BookError("site: rendering warned or failed, as said above")
+    browser.export(folder / "chapters", html / "runs")
     protect(html)
     for extra in folder.glob("scorecard.json"):
         shutil.copy2(extra, html)

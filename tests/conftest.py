@@ -82,7 +82,7 @@ def visit(browser):
         contexts.append(context)
         page, faults = context.new_page(), []
         page.on("requestfailed", lambda request: faults.append(f"{request.url}: {request.failure}"))
-        page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(address or Path(path).resolve().as_uri(), wait_until="load")
         return page, faults
