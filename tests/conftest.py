@@ -10,6 +10,8 @@ rows that they have there: after a failure that was mended, its test alone can b
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -55,6 +57,21 @@ class Faults:
 @pytest.fixture
 def faults(request):
     return Faults(request.node.nodeid)
+
+
+@pytest.fixture(scope="session")
+def book():
+    """The build folder after `python -m lib build`, in the tests' own store: what a fresh clone gets.
+
+    Who works on the pages alone may name a build folder in BOOK_BUILT: it is taken as it is.
+    """
+    from lib import chapters
+
+    if built := os.environ.get("BOOK_BUILT"):
+        return Path(built).resolve()
+    done = subprocess.run([sys.executable, "-m", "lib", "build"], capture_output=True, text=True, cwd=chapters.ROOT)
+    assert done.returncode == 0, done.stderr
+    return chapters.build_folder()
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -12,14 +10,6 @@ import nbformat
 import pytest
 
 from lib import chapters
-
-
-@pytest.fixture(scope="module")
-def book():
-    """The build folder after `python -m lib build`, in the tests' own store: what a fresh clone gets."""
-    done = subprocess.run([sys.executable, "-m", "lib", "build"], capture_output=True, text=True, cwd=chapters.ROOT)
-    assert done.returncode == 0, done.stderr
-    return chapters.build_folder()
 
 
 class Page(HTMLParser):
