@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
+import yaml
 
-from lib import browser, chapters, drawn
+from lib import browser, chapters, pages
 from lib.config import InputError
 from lib.store import results_folder
 
@@ -20,25 +21,21 @@ def stage(executed: Path, source: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(chapters.book(), source, ignore=shutil.ignore_patterns("*.ipynb", "results", ".*", "__pycache__"))
     shutil.copytree(results_folder(), source / "results", ignore=shutil.ignore_patterns("*.json"))
-    for name in ("_config.yml", "_toc.yml"):
-        shutil.copy2(chapters.book().parent / name, source)
+    shutil.copy2(chapters.book().parent / "_toc.yml", source)
+    config = yaml.safe_load((chapters.book().parent / "_config.yml").read_text(encoding="utf-8"))
+    theme = config["sphinx"]["config"]["html_theme_options"]
+    if not theme.get("repository_url"):  # then no launch buttons: the theme would fail on them
+        for name in ("repository_url", "repository_branch", "path_to_docs", "launch_buttons"):
+            theme.pop(name, None)
+    (source / "_config.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     for name in chapters.names():
         if not (executed / f"{name}.ipynb").exists():
             raise InputError(f"{name}: not executed yet; run `python -m lib run {name}` or `make book` first")
         notebook = nbformat.read(executed / f"{name}.ipynb", as_version=4)
-        offer_data(notebook, name, source / "data" / name)
+        figures = pages.offer_data(notebook, name, source / "data" / name)
+        pages.about(notebook, name, pages.offer_files(name, executed / f"{name}.ipynb", source), figures)
         nbformat.write(notebook, source / f"{name}.ipynb")
-
-
-def offer_data(notebook, chapter: str, folder: Path) -> None:
-    """Write each figure's data into the folder, one CSV a figure, and end the figure's caption in a link to it."""
-    for name, text in drawn.take(notebook, chapter).items():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.csv").write_text(text, encoding="utf-8")
-        for cell in notebook.cells:
-            figure = cell.metadata.get("mystnb", {}).get("figure", {})
-            if figure.get("name") == name:
-                figure["caption"] += f" {{download}}`Data <data/{chapter}/{name}.csv>`"
+    pages.fill(source)
 
 
 # 'self' is the book's own server, file: the book's own folder when it is opened from disk; a served page may not load file:.
@@ -74,10 +71,10 @@ class _Scripts(HTMLParser):
 
 def protect(html: Path) -> None:
     """Write into every page what it may load: this site's own files, and the scripts that stand in it by their hashes."""
-    pages = {path: path.read_text(encoding="utf-8") for path in sorted(html.rglob("*.html"))}
-    found = {path: _Scripts(text) for path, text in pages.items()}
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(html.rglob("*.html"))}
+    found = {path: _Scripts(text) for path, text in texts.items()}
     handlers = {handler for scripts in found.values() for handler in scripts.handlers}  # the search page shows pieces of all
-    for path, text in pages.items():
+    for path, text in texts.items():
         if found[path].links:
             raise chapters.BookError(f"site: {path.name}: the link {found[path].links[0]} is a script, which the page's policy forbids")
         digests = sorted({base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in [*found[path].inline, *handlers]})

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import nbformat
 import pytest
 
-from lib import chapters
+from lib import chapters, site
 
 
 class Page(HTMLParser):
@@ -136,3 +136,51 @@ def test_every_figure_offers_what_it_draws(book):
                 link = re.search(rf'href="(_downloads/[^"]+/{figure}\.csv)"', page)
                 assert link, f"{name}: {figure} offers no data"
                 assert len((book / "html" / link[1]).read_text(encoding="utf-8").splitlines()) > 2, f"{name}: {figure}"
+
+
+def test_every_chapter_offers_its_files_and_says_what_it_shows(book):
+    for name in chapters.names():
+        page = (book / "html" / f"{name}.html").read_text(encoding="utf-8")
+        links = dict(re.findall(r'href="(_downloads/[^"]+/([^"/]+))"', page))
+        offered = [file for link, file in links.items()]
+        assert offered.count(f"{name}.ipynb") == 2, name  # as written and as executed
+        assert offered.count(f"{name}.yml") == sum((chapters.ROOT / "params" / p / f"{name}.yml").exists() for p in chapters.PROFILES)
+        source, executed = ([link for link, file in links.items() if file == f"{name}.ipynb"][i] for i in (0, 1))
+        texts = {(book / "html" / link).read_bytes() for link in (source, executed)}
+        assert (chapters.book() / f"{name}.ipynb").read_bytes() in texts and (book / "chapters" / f"{name}.ipynb").read_bytes() in texts
+        profile = nbformat.read(book / "chapters" / f"{name}.ipynb", as_version=4).metadata.papermill.parameters.get("profile", "quick")
+        assert f"Shown at the profile <strong>{profile}</strong>" in page, name
+
+
+def test_the_first_page_shows_the_score_and_how_to_cite(book):
+    page = (book / "html" / "intro.html").read_text(encoding="utf-8")
+    card = json.loads((book / "scorecard.json").read_text())
+    for paper in "AB":
+        for verdict in {claim["verdict"] for claim in card if claim["paper"] == paper}:
+            n = sum(claim["paper"] == paper and claim["verdict"] == verdict for claim in card)
+            assert f'class="verdict-{verdict.replace(" ", "-")}">{n} {verdict}</span>' in page
+    assert "2505.17863" in page and "sparse-attention-book" in page
+
+
+def test_launch_buttons_come_with_the_repositorys_address_and_not_before(book, tmp_path, monkeypatch):
+    assert "colab" not in (book / "html" / "theory.html").read_text(encoding="utf-8")
+    (tmp_path / "book").mkdir()
+    for name in ("references.bib", "_static"):
+        (tmp_path / "book" / name).symlink_to(chapters.ROOT / "book" / name)
+    (tmp_path / "book" / "_extra").mkdir()
+    (tmp_path / "book" / "rerun.md").write_text("(profiles)=\n# Rerun\n\n(cite)=\n## Cite\n")
+    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: rerun\nchapters:\n- file: mine\n")
+    config = (chapters.ROOT / "_config.yml").read_text(encoding="utf-8")
+    assert 'repository_url: ""' in config
+    (tmp_path / "_config.yml").write_text(config.replace('repository_url: ""', "repository_url: https://github.com/someone/book"), encoding="utf-8")
+    cell = nbformat.v4.new_code_cell("profile: str = 'quick'", metadata={"tags": ["parameters"]})
+    title = nbformat.v4.new_markdown_cell("# Mine")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "p"}, "language_info": {"name": "python"}}
+    for folder in ("book", "build/chapters"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        nbformat.write(nbformat.v4.new_notebook(cells=[title, cell], metadata=kernel), tmp_path / folder / "mine.ipynb")
+    monkeypatch.setenv("BOOK_DIR", str(tmp_path / "book"))
+    html = site.build(tmp_path / "build").parent
+    page = (html / "mine.html").read_text(encoding="utf-8")
+    assert "https://colab.research.google.com/github/someone/book/blob/main/book/mine.ipynb" in page
+    assert "https://mybinder.org/v2/gh/someone/book/main?urlpath=tree/book/mine.ipynb" in page
