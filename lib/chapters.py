@@ -296,7 +296,7 @@ def execute(chapter: str, profile: str = "quick", overrides: dict | None = None,
     with tempfile.TemporaryFile() as noise:
         try:
             with _standard_error_to(noise):
-                papermill.execute_notebook(source, out, changed, kernel_name="python3", cwd=book(), progress_bar=False)
+                papermill.execute_notebook(source, out, changed, kernel_name="python3", language="python", cwd=book(), progress_bar=False)
         except papermill.PapermillExecutionError as e:
             why = " ".join(e.evalue.split())
             raise BookError(f"{_place(chapter, e.exec_count, e.source)} failed: {e.ename}: {why}; executed so far: {out}") from None

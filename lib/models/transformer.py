@@ -57,9 +57,7 @@ class Transformer(Config):
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     embedding: Literal["linear", "table"] = "linear"
     score_bias: float = 0.0
-    mixer: Literal[
-        "attention", "mlp_mixer", "mlp_mixer_unmasked", "linear_rnn", "mamba", "gated_deltanet", "rwkv", "xlstm"
-    ] = "attention"
+    mixer: Literal["attention", *mixers.MIXERS] = "attention"
     state: int = Field(16, ge=1, le=1024)
 
     def check(self, task) -> None:
