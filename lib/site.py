@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from lib import browser, chapters, pages
+from lib import browser, chapters, pages, reference
 from lib.config import InputError
 from lib.store import results_folder
 
@@ -36,6 +36,7 @@ def stage(executed: Path, source: Path) -> None:
         pages.about(notebook, name, pages.offer_files(name, executed / f"{name}.ipynb", source), figures)
         nbformat.write(notebook, source / f"{name}.ipynb")
     pages.fill(source)
+    reference.write(source)
 
 
 # 'self' is the book's own server, file: the book's own folder when it is opened from disk; a served page may not load file:.
