@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 LIB    := $(BIN)/python -m lib
 
 .DEFAULT_GOAL := help
-.PHONY: help env book quick laptop paper test bench audit soak gpu-check refresh clean
+.PHONY: help env book quick laptop paper test bench pdf audit soak gpu-check refresh clean
 
 help:                   ## this list
 	@sed -n 's/^\([a-z -]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -31,6 +31,9 @@ test: $(READY)          ## everything that must hold
 
 bench: $(READY)         ## our training loop against the textbook one, about ten minutes: _build/bench.json
 	@$(LIB) bench
+
+pdf: $(READY)           ## the built site as one PDF, where there is a Chromium: _build/book.pdf
+	@$(LIB) pdf
 
 N := 5
 audit: $(READY)         ## N shipped runs, drawn at random, trained again and compared: _build/audit.json

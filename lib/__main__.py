@@ -100,6 +100,15 @@ def build(args) -> None:
     print(f"site: {os.path.relpath(site.build())}")
 
 
+def pdf(args) -> None:
+    """The built site as one PDF, book.pdf in the build folder; needs Chromium."""
+    from lib import pdf
+
+    out = chapters.build_folder() / "book.pdf"
+    sheets = pdf.write(pdf.pages(chapters.build_folder() / "html"), out)
+    print(f"{os.path.relpath(out)}: {sheets} pages")
+
+
 def bench(args) -> None:
     """Our loop against the textbook one, interleaved in one run: a table, and bench.json in the build folder."""
     from lib import bench
@@ -156,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     command(freeze)
     command(refresh, profile="")
     command(build, chapter=False, profile=None)
+    command(pdf, chapter=False, profile="")
     command(bench, chapter=False, profile="").add_argument("--device", default="cpu", help="cpu, or cuda for bench-gpu.json")
     audits = command(audit, chapter=False, profile="")
     audits.add_argument("-n", type=int, default=5, help="how many runs")
