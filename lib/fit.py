@@ -141,6 +141,20 @@ def both_fits(table: pd.DataFrame, factors: dict[str, str], **kw) -> dict[str, P
     }
 
 
+def parts(table: pd.DataFrame, names: list[str]) -> dict[str, pd.DataFrame]:
+    """The rows of the lower and of the upper half of each column's values, both with the middle, to fit apart.
+
+    A law whose exponents move from one to the other is a local slope. A column with fewer than three values has no parts.
+    """
+    found = {}
+    for name in names:
+        values = sorted(table[name].unique())
+        half = len(values) // 2 + 1
+        for part in (values[:half], values[-half:]) if len(values) > 2 else ():
+            found[f"{name} from {part[0]:g} to {part[-1]:g}"] = table[table[name].isin(part)]
+    return found
+
+
 def hazard_exponent(table: pd.DataFrame, factor: str, *, groups: str = "seed") -> Estimate:
     """β of hazard ∝ factor^β, by Cox's partial likelihood (Efron's for ties); censored runs count for as long as watched.
 

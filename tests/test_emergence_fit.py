@@ -6,7 +6,7 @@ import pytest
 
 from lib.config import InputError
 from lib.emergence import counts, emergence, first_below, median_emergence, solve_rate, survival
-from lib.fit import hazard_exponent, power_law
+from lib.fit import hazard_exponent, parts, power_law
 from lib.sweep import Sweep
 
 
@@ -149,3 +149,13 @@ def test_hazard_exponent_says_what_it_cannot_do():
         with pytest.raises(InputError, match=message) as error:
             hazard_exponent(wrong, "heads")
         assert "\n" not in str(error.value)
+
+
+def test_parts_are_the_halves_of_a_grid_with_its_middle():
+    table = pd.DataFrame([(T, d) for T in (8, 16, 32, 64, 128) for d in (4, 8)], columns=["T", "d"])
+    found = parts(table, ["T", "d"])
+    assert list(found) == ["T from 8 to 32", "T from 32 to 128"]
+    assert [sorted(rows["T"].unique()) for rows in found.values()] == [[8, 16, 32], [32, 64, 128]]
+    bent = table.assign(time=np.where(table["T"] <= 32, table["T"], table["T"] ** 2 / 32.0))
+    slopes = [power_law(rows, "time", {"T": "T"}).exponents["T"].value for rows in parts(bent, ["T"]).values()]
+    assert slopes == pytest.approx([1, 2])
