@@ -148,3 +148,8 @@ def test_every_dependency_is_pinned_exactly():
     declared = re.findall(r'^    "([\w-]+)[=<>\[]', (ROOT / "pyproject.toml").read_text(), re.M)
     declared += re.findall(r'"([\w-]+)[=<>]', re.search(r"cluster = (.*)\n", (ROOT / "pyproject.toml").read_text())[1])
     assert len(declared) > 20 and {name.lower().replace("_", "-") for name in declared} <= pinned
+
+
+def test_every_action_of_continuous_integration_is_pinned_to_a_commit():
+    uses = [line for path in (ROOT / ".github" / "workflows").glob("*.yml") for line in path.read_text().splitlines() if "uses:" in line]
+    assert len(uses) >= 5 and all(re.search(r"uses: [\w/-]+@[0-9a-f]{40}\b", line) for line in uses)
