@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 
-from lib import drawn
+from lib import chapters, drawn
 from lib.models import MODELS
 from lib.run import Training
-from lib.store import MADE, OUTCOME, results_folder
+from lib.store import MADE, OUTCOME, Frozen, results_folder
 from lib.tasks import TASKS
 
 KINDS = {kind.model_fields["kind"].default: kind for kind in (*TASKS, *MODELS)}
@@ -57,6 +57,19 @@ def summary() -> pd.DataFrame:
             "core_hours": runs.loc[runs["device"] == "cpu", "wall_s"].sum() / 3600,
             "made": " to ".join(dict.fromkeys(days[:1] + days[-1:])) or "not kept", "torch": ", ".join(versions) or "not kept",
         })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def ahead(profiles: tuple[str, ...] = ("laptop", "paper")) -> pd.DataFrame:
+    """What these profiles ask for, a line a chapter and profile: runs, how many are frozen, and the steps of the others at most."""
+    known, rows = Frozen().rows, []
+    for chapter in chapters.names():
+        for profile in profiles:
+            runs = {run.key: run for experiment in chapters.grid(chapter, profile).values() for run in experiment}
+            if runs:
+                left = [run for key, run in runs.items() if key not in known]
+                rows.append({"chapter": chapter, "profile": profile, "runs": len(runs), "frozen": len(runs) - len(left),
+                             "steps left": sum(run.training.steps for run in left)})
     return pd.DataFrame(rows)
 
 

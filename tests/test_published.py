@@ -2,8 +2,9 @@
 
 import pandas as pd
 
-from lib import published
+from lib import chapters, published
 from lib.models import MODELS
+from lib.store import Frozen
 from lib.tasks import TASKS
 
 
@@ -37,3 +38,12 @@ def test_the_summary_counts_what_the_files_hold(monkeypatch):
     assert abs(mine["core_hours"] - runs["wall_s"].sum() / 3600) < 1e-9
     assert mine["early"] + (runs["steps"] == runs["budget"]).sum() == len(runs)
     assert published.downloads().count("{download}") == 2 * len(table)
+
+
+def test_what_is_left_adds_up():
+    table = published.ahead(("quick",)).set_index("chapter")
+    assert {"regression", "linear_map", "scaling"} <= set(table.index) and (table["frozen"] <= table["runs"]).all()
+    runs = {run.key: run for experiment in chapters.grid("linear_map").values() for run in experiment}
+    assert table.loc["linear_map", "runs"] == len(runs)
+    left = sum(run.training.steps for key, run in runs.items() if key not in Frozen().rows)
+    assert table.loc["linear_map", "steps left"] == left
