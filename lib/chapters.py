@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -143,7 +144,7 @@ def _readings(text: str) -> list:
 def _unknown(name: str, annotations: dict) -> str:
     close = get_close_matches(name, annotations, 1)
     return f"{name if name.isidentifier() and len(name) <= 80 else short(name)}: no such parameter of this chapter; " + (
-        f"did you mean {close[0]}?" if close else f"it has {', '.join(annotations) or 'none'}"
+        f"did you mean {close[0]}?" if close else f"it has {textwrap.shorten(', '.join(annotations), 400, placeholder=' ...') or 'none'}"
     )
 
 

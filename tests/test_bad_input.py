@@ -322,3 +322,9 @@ def test_results_do_not_leave_their_folder(small, monkeypatch):
     for chapter, profile in (("../x", "quick"), ("x", "../quick"), ("/x", "quick"), ("x\0", "quick"), ("", "quick")):
         with pytest.raises(InputError, match="name files in"):
             freeze([], Store(small / "store"), chapter, profile)
+
+
+def test_an_unknown_parameter_gets_a_line_that_can_be_read(capsys):
+    assert main(["run", "scaling", "-p", "zzzzqqq", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and len(said) < 600 and "zzzzqqq: no such parameter" in said and said.rstrip().endswith("...")
