@@ -20,10 +20,6 @@ def counts() -> pd.DataFrame:
     return pd.crosstab(card["paper"], card["verdict"]).reindex(columns=list(COLORS), fill_value=0).rename_axis(columns=None)
 
 
-def _exists(chapter: str) -> bool:
-    return claims.CLAIMS.with_name(f"{chapter}.ipynb").exists()
-
-
 def _typeset(text: str) -> str:
     """HTML of a text with powers written as ^2 or ^−0.99 and names of counts as N_heads."""
     text = re.sub(r"\^([−-]?[\d.]*\d)", r"<sup>\1</sup>", escape(text))
@@ -93,8 +89,7 @@ def _short(mine: claims.Verdict) -> str:
 def _waiting(card: pd.DataFrame) -> list[str]:
     """What has not been run, chapter by chapter, and what it waits for."""
     return [
-        f"{', '.join(ids)}: " + (f"the chapter `{chapter}` has not measured this yet" if _exists(chapter)
-                                 else f"the chapter `{chapter}` is still to be written")
+        f"{', '.join(ids)}: the chapter `{chapter}` has not measured this at any profile that was run; `make laptop` does"
         for chapter, ids in card[card["verdict"] == "not run"].groupby("chapter", sort=False)["id"]
     ]
 

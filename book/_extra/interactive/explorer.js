@@ -64,7 +64,7 @@
     plots = {
       loss: new uPlot({ ...size("ex-loss"), ...common, scales: { x: time, y: { range: [0, 0.55] } }, axes: [timeAxis, axis("loss")],
         series: [{}, line("test loss", colors.blue), line("training loss", colors.orange, { dash: [6, 4] }), dotted("nothing learnt"), dotted("end of the plateau")] }, [[1], [1], [1], [1], [1]], $("ex-loss")),
-      state: new uPlot({ ...size("ex-state"), ...common, scales: { x: time, y: { range: [0, 1.25] } }, axes: [timeAxis, axis("share of the limit")],
+      state: new uPlot({ ...size("ex-state"), ...common, scales: { x: time, y: { range: (_, least, most) => [0, Math.min(3, Math.max(1.25, most))] } }, axes: [timeAxis, axis("share of the limit")],
         series: [{}, line("w / its limit", colors.blue), line("Bα, attention", colors.orange), line("w̃ / its limit", colors.green, { dash: [6, 4] })] }, [[1], [1], [1], [1]], $("ex-state")),
       plateau: new uPlot({ ...size("ex-plateau"), ...common, scales: { x: { time: false, distr: 3 }, y: { distr: 3 } }, axes: [axis("T", { values: decades }), axis("plateau (steps)", { values: decades, size: 56 })],
         series: [{}, line("solved", colors.blue), line("you", colors.blue, { width: 0, points: { show: true, size: 11, fill: colors.blue } }), line("linear theory", colors.muted, { dash: [7, 5] }), line("take-off", colors.muted, { dash: [2, 4] })] }, [[1], [1], [1], [1], [1]], $("ex-plateau")),
