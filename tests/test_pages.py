@@ -45,13 +45,15 @@ def test_the_tests_above_can_fail(tmp_path, visit):
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") > 0
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
 @pytest.fixture
 def server(book):
     """The site served on this machine's own address."""
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(book / "html"))
-    handler.log_message = lambda *_: None
-    SimpleHTTPRequestHandler.log_message = lambda *_: None
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(book / "html"))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
