@@ -59,7 +59,7 @@ def server(book):
         server.shutdown()
 
 
-@pytest.mark.parametrize("name", ["index", "theory", "explorer", "runs", "search"])
+@pytest.mark.parametrize("name", ["intro", "theory", "explorer", "runs", "search"])
 def test_it_works_from_a_server_too(server, visit, name):
     page, wrong = visit(None, address=f"{server}/{name}.html")
     page.wait_for_timeout(200)
