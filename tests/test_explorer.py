@@ -67,6 +67,14 @@ def test_the_keyboard_moves_a_slider_and_the_page_follows(page):
     assert page.inner_text("#ex-B-out") == "4"
 
 
+def test_every_line_is_inside_its_plot_and_only_drawn_lines_have_names(page):
+    names = "[...document.querySelectorAll('#ex-loss .u-series, #ex-state .u-series')].filter(e => e.offsetWidth).map(e => e.innerText.trim())"
+    plain = page.evaluate(names)
+    page.evaluate("explorer.set({T: 4096, d: 512, p: 0.95})")
+    assert set(page.evaluate(names)) - set(plain) == {"training loss", "w̃ / its limit"}
+    assert page.evaluate("explorer.plots().state.scales.y.max > Math.max(...explorer.plots().state.data[3])")
+
+
 def test_copies_stay_below_the_length(page):
     page.evaluate("explorer.set({T: 16, B: 64})")
     assert "kept below T, at 15" in page.inner_text("#ex-summary") and page.inner_text("#ex-B-out") == "15"

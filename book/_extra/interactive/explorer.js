@@ -64,7 +64,7 @@
     plots = {
       loss: new uPlot({ ...size("ex-loss"), ...common, scales: { x: time, y: { range: [0, 0.55] } }, axes: [timeAxis, axis("loss")],
         series: [{}, line("test loss", colors.blue), line("training loss", colors.orange, { dash: [6, 4] }), dotted("nothing learnt"), dotted("end of the plateau")] }, [[1], [1], [1], [1], [1]], $("ex-loss")),
-      state: new uPlot({ ...size("ex-state"), ...common, scales: { x: time, y: { range: (_, least, most) => [0, Math.min(3, Math.max(1.25, most))] } }, axes: [timeAxis, axis("share of the limit")],
+      state: new uPlot({ ...size("ex-state"), ...common, scales: { x: time, y: { range: (_, least, most) => [0, Math.max(1.25, 1.05 * most)] } }, axes: [timeAxis, axis("share of the limit")],
         series: [{}, line("w / its limit", colors.blue), line("Bα, attention", colors.orange), line("w̃ / its limit", colors.green, { dash: [6, 4] })] }, [[1], [1], [1], [1]], $("ex-state")),
       plateau: new uPlot({ ...size("ex-plateau"), ...common, scales: { x: { time: false, distr: 3 }, y: { distr: 3 } }, axes: [axis("T", { values: decades }), axis("plateau (steps)", { values: decades, size: 56 })],
         series: [{}, line("solved", colors.blue), line("you", colors.blue, { width: 0, points: { show: true, size: 11, fill: colors.blue } }), line("linear theory", colors.muted, { dash: [7, 5] }), line("take-off", colors.muted, { dash: [2, 4] })] }, [[1], [1], [1], [1], [1]], $("ex-plateau")),
@@ -127,6 +127,7 @@
     const all = (f) => path.map(f), flat = (v) => times.map(() => v), none = times.map(() => null), many = toy.target.length;
     plots.loss.setData([times, all((s) => s.testLoss), toy.p > 0 ? all((s) => s.loss) : none, flat(0.5), flat(level)]);
     plots.state.setData([times, all((s) => s.w / (toy.target[many - 1] || 1)), all((s) => toy.B * s.alpha), many > 1 ? all((s) => s.wTilde / toy.target[0]) : none]);
+    root.classList.toggle("explorer-plain", !(toy.p > 0)); // then two lines are absent, and so are their names
     landscape(solved, path);
     const lengths = [...new Set([16, 32, 64, 128, 256, 512, 1024, 2048, 4096, chosen.T])].filter((T) => T > chosen.B).sort((a, b) => a - b);
     const others = lengths.map((T) => (T === chosen.T ? toy : new ToyDynamics({ ...chosen, T })));
@@ -159,7 +160,7 @@
       set({ ...JSON.parse(button.dataset.set ?? "{}"), ...Object.fromEntries(Object.entries(by).map(([name, factor]) => [name, now[name] * factor])) });
     });
   }
-  window.explorer = { solve, sample, set, choices: CHOICES };
+  window.explorer = { solve, sample, set, choices: CHOICES, plots: () => plots };
   const redraw = () => { build(); update(); };
   root.hidden = false;
   redraw();
