@@ -31,16 +31,6 @@ def _public(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.ClassDef]:
     return (node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"))
 
 
-def names(path: Path) -> list[str]:
-    """The full names of a module's public functions, classes and methods."""
-    found = []
-    for node in _public(ast.parse(path.read_text(encoding="utf-8")).body):
-        found.append(f"{_module(path)}.{node.name}")
-        if isinstance(node, ast.ClassDef):
-            found += [f"{found[-1]}.{method.name}" for method in _public(node.body)]
-    return found
-
-
 def _signature(node: ast.FunctionDef, method: bool = False) -> str:
     arguments = ast.parse(ast.unparse(node.args).join(("def f(", "): pass"))).body[0].args
     if method and not _is(node, "staticmethod"):

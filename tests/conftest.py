@@ -74,6 +74,23 @@ def book():
     return chapters.build_folder()
 
 
+@pytest.fixture
+def ax():
+    """Axes in the book's style, drawn on no screen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from lib import plots
+
+    with plt.rc_context():
+        plots.use()
+        figure, ax = plt.subplots()
+        yield ax
+        plt.close(figure)
+
+
 @pytest.fixture(scope="module")
 def browser():
     """Headless Chromium without a network. For a module at a time: the event loop that drives it is in the way of others."""

@@ -6,22 +6,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 
 from lib import drawn, plots
-
-
-@pytest.fixture
-def ax():
-    with plt.rc_context():
-        plots.use()
-        figure, ax = plt.subplots()
-        yield ax
-        plt.close(figure)
 
 
 def table(ax):

@@ -89,8 +89,8 @@ def test_colours_follow_the_theme_and_every_plot_has_words(page):
         assert len(page.get_attribute(f"#ex-{name}", "aria-label")) > 30
 
 
-def test_a_change_takes_less_than_a_few_frames(page):
-    """The median over a walk through the sliders: 30 ms is the aim on an idle machine, and a busy one gets twice that."""
+def test_a_change_takes_less_than_30_ms(page):
+    """The median over a walk through the sliders."""
     taken = page.evaluate("""async () => { const taken = [], names = Object.keys(explorer.choices);
       for (let i = 0; i < 60; i++) { const name = names[i % 5], slider = document.getElementById(`ex-${name}`);
         slider.value = (7 * i + 3) % (+slider.max + 1);
@@ -98,4 +98,4 @@ def test_a_change_takes_less_than_a_few_frames(page):
         taken.push(performance.now() - start); }
       return taken; }""")
     print(f"median {np.median(taken):.1f} ms, slowest {max(taken):.1f} ms")
-    assert np.median(taken) < 60
+    assert np.median(taken) < 30

@@ -13,15 +13,6 @@ from matplotlib.colors import to_rgb
 from lib import plots
 
 
-@pytest.fixture
-def ax():
-    with plt.rc_context():
-        plots.use()
-        figure, ax = plt.subplots()
-        yield ax
-        plt.close(figure)
-
-
 def bold(ax):
     return [line for line in ax.lines if line.get_linewidth() > 1]
 

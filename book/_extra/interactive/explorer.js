@@ -50,7 +50,7 @@
   let plots = {}, colors = ink();
   const axis = (label, more = {}) => ({ label, labelSize: 22, labelFont: "13px sans-serif", font: "12px sans-serif", stroke: colors.text, grid: { stroke: colors.grid, width: 0.5 }, ticks: { stroke: colors.grid }, ...more });
   const short = (x) => (x >= 1e6 ? `${x / 1e6}M` : x >= 1e4 ? `${x / 1e3}k` : `${+x.toPrecision(3)}`);
-  const decades = (_, splits) => splits.map((x) => (x && Math.abs(Math.log10(x) % 1) < 1e-9 ? short(x) : x && String(x)[0] === "2" || String(x)[0] === "5" ? "" : ""));
+  const decades = (_, splits) => splits.map((x) => (x && Math.abs(Math.log10(x) % 1) < 1e-9 ? short(x) : ""));
   const size = (id) => ({ width: Math.max(260, $(id).clientWidth || 360), height: 230 });
   const line = (label, stroke, more = {}) => ({ label, stroke, width: 2, points: { show: false }, ...more });
   const dotted = (label) => line(label, colors.muted, { width: 1.2, dash: [2, 4] });
