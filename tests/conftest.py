@@ -112,7 +112,7 @@ def visit(browser):
     contexts = []
 
     def visit(path, address=None, **options):
-        context = browser.new_context(offline=address is None, **options)
+        context = browser.new_context(offline=address is None, reduced_motion="reduce", **options)  # no colour is read half-way through its fade
         contexts.append(context)
         page, faults = context.new_page(), []
         page.on("requestfailed", lambda request: faults.append(f"{request.url}: {request.failure}"))
