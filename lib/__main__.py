@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from lib import chapters
@@ -37,16 +39,31 @@ def _estimate(chapter: str, profile: str, experiments: dict, values: dict) -> No
     print(table.to_string(index=False, formatters={"member-steps": "{:,}".format, "hours": "{:.2f}".format}))
 
 
-def _run(chapter: str, profile: str, overrides: dict, out: Path | None = None) -> None:
-    start = time.monotonic()
+def _prepare(chapter: str, profile: str, overrides: dict, out: Path | None = None) -> None:
+    """Check everything, then train what is missing where progress can be seen."""
     values = chapters.parameters(chapter, profile, overrides)
     experiments = chapters.grid(chapter, profile, overrides)
     chapters.output(chapter, out)
     print(f"{chapter}: profile {profile}", flush=True)
     if experiments and values.get("missing") != "skip":
         _train(chapter, profile, experiments, values)
+
+
+def _execute(chapter: str, profile: str, overrides: dict, out: Path | None = None) -> None:
+    start = time.monotonic()
     path = chapters.execute(chapter, profile, overrides, out)
-    print(f"{chapter}: done in {time.monotonic() - start:.0f} s: {os.path.relpath(path)}", flush=True)
+    print(f"{chapter}: executed in {time.monotonic() - start:.0f} s: {os.path.relpath(path)}", flush=True)
+
+
+def _execute_together(todo: list[tuple]) -> None:
+    """Execute chapters a few at a time; the last of the book, which take longest, begin."""
+    if not todo:
+        return
+    with ProcessPoolExecutor(min(4, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(_execute, *one) for one in reversed(todo)]):
+            if done.exception():
+                pool.shutdown(wait=False, cancel_futures=True)
+            done.result()
 
 
 def run(args) -> None:
@@ -56,7 +73,8 @@ def run(args) -> None:
         values = chapters.parameters(args.chapter, args.profile, overrides)
         _estimate(args.chapter, args.profile, chapters.grid(args.chapter, args.profile, overrides), values)
     else:
-        _run(args.chapter, args.profile, overrides, args.out)
+        _prepare(args.chapter, args.profile, overrides, args.out)
+        _execute(args.chapter, args.profile, overrides, args.out)
 
 
 def sweep(args) -> None:
@@ -92,10 +110,16 @@ def build(args) -> None:
     """Every chapter at the best profile that results exist for, or the given one; then the scorecard and the site."""
     from lib import claims, site
 
-    for chapter in chapters.names():
+    names, todo = chapters.names(), []
+    for chapter in names:
         profile = args.profile or chapters.best_profile(chapter)
         frozen = not args.profile and profile != "quick" and "missing" in chapters.parameters(chapter)
-        _run(chapter, profile, {"missing": "skip"} if frozen else {})
+        todo.append((chapter, profile, {"missing": "skip"} if frozen else {}))
+        _prepare(*todo[-1])
+    split = names.index("scorecard") if "scorecard" in names else 0  # it and those after it read what those before it measured
+    _execute_together(todo[:split])
+    for one in todo[split:]:
+        _execute(*one)
     claims.write_scorecard(chapters.build_folder() / "scorecard.json")
     print(f"site: {os.path.relpath(site.build())}")
 
