@@ -27,7 +27,7 @@ quick laptop paper: $(READY) ## the same at this profile, training what the stor
 	@$(LIB) build --profile $@
 
 test: $(READY)          ## everything that must hold
-	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env
+	@$(BIN)/python -m pytest --nbval-lax --nbval-current-env --durations=20
 
 bench: $(READY)         ## our training loop against the textbook one, about ten minutes: _build/bench.json
 	@$(LIB) bench

@@ -30,7 +30,7 @@ from lib.run import Run, Training
 from lib.store import Store, processor, results_folder
 from lib.sweep import make_up, sweep, worker_pool
 from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap, SingleLocation
-from lib.train import train
+from lib.train import start, train
 
 ALTERNATIONS = 5
 SECONDS = 2.0  # of each side in each alternation
@@ -96,6 +96,18 @@ def step_flops(run: Run) -> int:
     return counts[0] - counts[1]
 
 
+def optimizer_share(run: Run, steps: int = 30) -> float:
+    """Share of a step's time that the optimiser takes, in this process: it alone, over the whole step."""
+    loop, took = start([run], "cpu"), []
+    for act in (loop.take, loop.optimizer.step):
+        act()
+        before = time.perf_counter()
+        for _ in range(steps):
+            act()
+        took.append(time.perf_counter() - before)
+    return took[1] / took[0]
+
+
 def compare(name: str, run: Run, pool: ProcessPoolExecutor, workers: int) -> dict:
     """One case of the bench: medians of interleaved measurements."""
     flops = step_flops(run)
@@ -115,6 +127,7 @@ def compare(name: str, run: Run, pool: ProcessPoolExecutor, workers: int) -> dic
     return {
         "case": name, "ours": rate, "plain": statistics.median(theirs), "ratio": statistics.median(ours) / statistics.median(theirs),
         "roofline_fraction": flops * rate / top, "device": "cpu", "threads": workers, "flops": flops, "peak": top,
+        "optimizer": statistics.median(pool.map(optimizer_share, [run] * workers)),
     }
 
 

@@ -20,6 +20,7 @@ COLUMNS = {  # of a frozen CSV, beside the parameters of its task, its model and
     "run": "the run's key: a hash of its configuration and of the versions of task, model and loop",
     "task, model": "their kinds; each has parameters of its own",
     "seed": "of the data, the initial weights and the held-out data",
+    "init_seed, data_seed, eval_seed": "of one of them, where it is set apart from `seed`",
     "budget": "steps after which the run is censored",
     "status": "finished or diverged",
     "steps": "steps that it took: fewer than the budget where it ended early",

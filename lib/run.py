@@ -14,6 +14,7 @@ from lib.tasks import TASKS
 
 Task = Annotated[Union[TASKS], Field(discriminator="kind")]
 Model = Annotated[Union[MODELS], Field(discriminator="kind")]
+SEEDS = ("init_seed", "data_seed", "eval_seed")
 
 
 class Training(Config):
@@ -25,6 +26,7 @@ class Training(Config):
     eval_size      held-out sequences, drawn once a run
     stop_below     the run may end once the test loss is at or below this; None: never early
     tail           go on for this fraction of the steps so far before ending early
+    perturb        every initial weight is multiplied by 1 + perturb * z, z normal; 1e-7 is what rounding to float32 does
     """
 
     version: ClassVar[int] = 1
@@ -40,6 +42,7 @@ class Training(Config):
     stop_below: float | None = 0.1
     tail: float = Field(0.2, ge=0, le=1e6)
     tf32: bool = False
+    perturb: float = Field(0.0, ge=0, le=1)
 
     @model_validator(mode="after")
     def _possible(self):
@@ -94,22 +97,22 @@ class Run(Config):
         return part.model_dump(exclude_defaults=True) | {"kind": getattr(part, "kind", name), "version": part.version}
 
     def row(self) -> dict:
-        """The configuration flat, by bare names; the kinds as `task` and `model`, the allowed steps as `budget`."""
+        """The configuration flat, by bare names; the kinds as `task` and `model`, the allowed steps as `budget`.
+
+        The three seeds are in it where they are set apart from `seed`.
+        """
         flat = {"run": self.key, "task": self.task.kind, "model": self.model.kind, "seed": self.seed}
         for part in (self.task, self.model, self.training):
             flat |= {name: value for name, value in part.model_dump().items() if name != "kind"}
         flat["budget"] = flat.pop("steps")
-        return flat
+        return flat | {name: value for name in SEEDS if (value := getattr(self, name)) is not None}
 
     @classmethod
     def from_row(cls, row: dict) -> Run:
-        """The run of a row as `row()` gives it, further columns ignored; KeyError or ValueError where it does not fit.
-
-        The three seeds are not in a row: it stands for a run in which they all are `seed`.
-        """
+        """The run of a row as `row()` gives it, further columns ignored; KeyError or ValueError where it does not fit."""
         kinds = {name: {kind.model_fields["kind"].default: kind for kind in choices}[row[name]]
                  for name, choices in (("task", TASKS), ("model", MODELS))}
         row = row | {"steps": row["budget"]}
         parts = {name: {field: row[field] for field in kind.model_fields if field in row} | {"kind": row[name]} for name, kind in kinds.items()}
         training = {field: row[field] for field in Training.model_fields if field in row}
-        return cls.model_validate_json(json.dumps(parts | {"training": training, "seed": row["seed"]}))
+        return cls.model_validate_json(json.dumps(parts | {"training": training} | {name: row.get(name) for name in ("seed", *SEEDS)}))

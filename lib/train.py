@@ -152,6 +152,23 @@ def _evaluate(task, model, parameters, constants, held_out: Batch) -> dict[str, 
     return {name: values.tolist() for name, values in measured.items()}
 
 
+def _weights(run: Run, seeds: Tensor) -> dict[str, Tensor]:
+    """Every member's initial weights, moved a little where the run asks for it. Shapes: seeds (member,)."""
+    parameters = run.model.init(run.task, seeds)
+    if not run.training.perturb:
+        return parameters
+    kicks = {k: streams.normal(streams.key(seeds, f"perturb {k}"), v.shape[1:]) * streams.NORMAL for k, v in parameters.items()}
+    return {k: v * (1 + run.training.perturb * kicks[k]) for k, v in parameters.items()}
+
+
+def start(runs: Sequence[Run], device: str) -> Steps:
+    """Runs that differ in seeds alone, before their first step."""
+    task, model, training = runs[0].task, runs[0].model, runs[0].training
+    seeds = {k: torch.tensor([run.seeds[k] for run in runs], device=device) for k in runs[0].seeds}
+    parameters = {k: v.requires_grad_() for k, v in _weights(runs[0], seeds["init"]).items()}
+    return Steps(task, model, training, seeds, task.constants(seeds["data"]), parameters, 0)
+
+
 def train(
     runs: Sequence[Run], device: str = "cpu", visit: Visit | None = None, done: Callable[[Result], None] | None = None
 ) -> list[Result]:
@@ -166,11 +183,8 @@ def train(
     task, model, training = runs[0].task, runs[0].model, runs[0].training
     device = resolve_device(device)
     with numerics(device, training.tf32):
-        seeds = {k: torch.tensor([run.seeds[k] for run in runs], device=device) for k in runs[0].seeds}
-        constants = task.constants(seeds["data"])
-        parameters = {k: v.requires_grad_() for k, v in model.init(task, seeds["init"]).items()}
-        steps = Steps(task, model, training, seeds, constants, parameters, 0)
-        held_out = task.batch(constants, streams.key(seeds["eval"], "test"), training.eval_size, train=False)
+        steps = start(runs, device)
+        held_out = task.batch(steps.constants, streams.key(steps.seeds["eval"], "test"), training.eval_size, train=False)
         curves: list[dict[str, list[float]]] = [{"step": [], "train_loss": []} for _ in runs]
         ends: list[int | None] = [None] * len(runs)  # where a member that has emerged may stop
         results: list[Result | None] = [None] * len(runs)

@@ -28,6 +28,7 @@ def test_bench_leaves_the_contract_s_rows(tmp_path, monkeypatch):
     assert rows == json.loads((tmp_path / "bench.json").read_text()) and len(said) == 1 + 4 and len(rows) == 4 + 3
     assert all(KEYS <= set(row) and row["ours"] > 0 for row in rows)
     assert all(row["ratio"] == row["ours"] / row["plain"] for row in (rows[0], rows[-2]))
+    assert 0 < rows[0]["optimizer"] < 1
     assert [(row["vary"], row["value"]) for row in rows if "vary" in row] == [("T", 4), ("members", 3), ("width", 16)]
 
 

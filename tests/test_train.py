@@ -11,7 +11,7 @@ from lib.config import InputError
 from lib.models import Toy, Transformer
 from lib.run import Run, Training
 from lib.tasks import AssociativeRecall, CellularAutomaton, Language, LinearMap, SingleLocation
-from lib.train import IDLE, resolve_device, train
+from lib.train import IDLE, _weights, resolve_device, train
 
 GOLDEN = Path(__file__).parent / "golden.json"
 SMALL = dict(task=SingleLocation(T=6, d=4), model=Transformer(layers=2, heads=2, width=16))
@@ -130,6 +130,19 @@ def test_named_seeds_are_apart():
     assert first_losses(init_seed=9)["test_loss"][0] != base.curves["test_loss"][0]
     assert len({run.key, *(run.model_copy(update={f"{n}_seed": 9}).key for n in ("init", "data", "eval"))}) == 4
     assert run.model_copy(update={"init_seed": run.seed}).key == run.key
+
+
+def test_a_kick_is_as_small_as_it_says_and_below_rounding_it_is_none():
+    base, small, none = (train(members(2, steps=20, perturb=size)) for size in (0.0, 1e-3, 1e-9))
+    assert [r.curves for r in none] == [r.curves for r in base] and none[0].run.key != base[0].run.key
+    for r, b in zip(small, base, strict=True):
+        assert r.curves != b.curves and r.curves["test_loss"] == pytest.approx(b.curves["test_loss"], rel=2e-2)
+    seeds, run = torch.tensor([1, 0]), members(1, perturb=1e-3)[0]
+    before, after = run.model.init(run.task, seeds), _weights(run, seeds)
+    change = torch.cat([(after[k] / before[k] - 1)[before[k] != 0] for k in before])
+    assert change.std().item() == pytest.approx(1e-3, rel=0.05) and change.mean().abs() < 1e-4
+    alone = _weights(run, seeds[:1])
+    assert all(torch.equal(alone[k][0], after[k][0]) for k in after)
 
 
 def test_evaluation_grid_is_geometric_and_ends_with_the_budget():
