@@ -49,21 +49,19 @@ def _prepare(chapter: str, profile: str, overrides: dict, out: Path | None = Non
         _train(chapter, profile, experiments, values)
 
 
-def _execute(chapter: str, profile: str, overrides: dict, out: Path | None = None) -> None:
+def _say(chapter: str, path: Path, start: float) -> None:
+    print(f"{chapter}: done in {time.monotonic() - start:.0f} s: {os.path.relpath(path)}", flush=True)
+
+
+def _execute(todo: list[tuple], workers: int) -> None:
+    """Execute chapters (name, profile, overrides) side by side; the last of them, which take longest, begin."""
     start = time.monotonic()
-    path = chapters.execute(chapter, profile, overrides, out)
-    print(f"{chapter}: executed in {time.monotonic() - start:.0f} s: {os.path.relpath(path)}", flush=True)
-
-
-def _execute_together(todo: list[tuple]) -> None:
-    """Execute chapters a few at a time; the last of the book, which take longest, begin."""
-    if not todo:
-        return
-    with ProcessPoolExecutor(min(4, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(_execute, *one) for one in reversed(todo)]):
-            if done.exception():
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(chapters.execute, *one): one[0] for one in reversed(todo)}
+        for future in as_completed(futures):
+            if future.exception():
                 pool.shutdown(wait=False, cancel_futures=True)
-            done.result()
+            _say(futures[future], future.result(), start)
 
 
 def run(args) -> None:
@@ -73,8 +71,9 @@ def run(args) -> None:
         values = chapters.parameters(args.chapter, args.profile, overrides)
         _estimate(args.chapter, args.profile, chapters.grid(args.chapter, args.profile, overrides), values)
     else:
+        start = time.monotonic()
         _prepare(args.chapter, args.profile, overrides, args.out)
-        _execute(args.chapter, args.profile, overrides, args.out)
+        _say(args.chapter, chapters.execute(args.chapter, args.profile, overrides, args.out), start)
 
 
 def sweep(args) -> None:
@@ -117,9 +116,11 @@ def build(args) -> None:
         todo.append((chapter, profile, {"missing": "skip"} if frozen else {}))
         _prepare(*todo[-1])
     split = names.index("scorecard") if "scorecard" in names else 0  # it and those after it read what those before it measured
-    _execute_together(todo[:split])
+    if split:
+        _execute(todo[:split], min(4, os.cpu_count() or 1))
     for one in todo[split:]:
-        _execute(*one)
+        start = time.monotonic()
+        _say(one[0], chapters.execute(*one), start)
     claims.write_scorecard(chapters.build_folder() / "scorecard.json")
     print(f"site: {os.path.relpath(site.build())}")
 

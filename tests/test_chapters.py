@@ -253,7 +253,7 @@ def test_sweep_then_freeze_then_the_book_shows_the_frozen_results(tiny, capsys, 
     monkeypatch.setattr("lib.site.build", lambda: tiny / "build/html/index.html")
     monkeypatch.setattr(chapters, "execute", lambda *arguments: seen.append(arguments) or tiny)
     assert main(["build"]) == 0
-    assert seen == [("tiny", "laptop", {"missing": "skip"}, None)] and not os.path.exists(empty)
+    assert seen == [("tiny", "laptop", {"missing": "skip"})] and not os.path.exists(empty)
     assert {"id", "verdict"} <= set(json.loads((tiny / "build/scorecard.json").read_text())[0])
 
 
