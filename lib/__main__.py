@@ -58,8 +58,9 @@ def _execute(todo: list[tuple], workers: int) -> None:
 
     Their kernels share the cores: threads that wait for each other's cores cost more than the second chapter gains.
     """
-    start, threads = time.monotonic(), str(max(1, (os.cpu_count() or 1) // workers))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), os.environ.update, [{"OMP_NUM_THREADS": threads}]) as pool:
+    start = time.monotonic()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(chapters.execute, *one): one[0] for one in reversed(todo)}
         for future in as_completed(futures):
             if future.exception():
