@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 
 from lib import chapters
@@ -58,14 +57,18 @@ def _execute(todo: list[tuple], workers: int) -> None:
 
     Their kernels share the cores: threads that wait for each other's cores cost more than the second chapter gains.
     """
+    from lib.sweep import give_up, worker_pool
+
     start = time.monotonic()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(chapters.execute, *one): one[0] for one in reversed(todo)}
-        for future in as_completed(futures):
-            if future.exception():
-                pool.shutdown(wait=False, cancel_futures=True)
-            _say(futures[future], future.result(), start)
+    with worker_pool(workers) as pool:
+        try:
+            futures = {pool.submit(chapters.execute, *one): one[0] for one in reversed(todo)}
+            for future in as_completed(futures):
+                _say(futures[future], future.result(), start)
+        except BaseException:  # one failed, or it was interrupted: the others are given up
+            give_up(pool)
+            raise
 
 
 def run(args) -> None:

@@ -86,6 +86,12 @@ def worker_pool(workers: int, wait: bool = True) -> ProcessPoolExecutor:
     return pool
 
 
+def give_up(pool: ProcessPoolExecutor) -> None:
+    """End a pool's processes at once, whatever they are doing."""
+    for process in list((pool._processes or {}).values()):
+        process.terminate()
+
+
 def _work(runs: list[Run], folder: str, device: str) -> list[Outcome]:
     """Train what is absent and unlocked, committing each run as it ends; returns what became of each."""
     store = Store(folder)
@@ -243,8 +249,7 @@ def _in_processes(jobs: list[list[Run]], folder: str, workers: int, device: str)
                 del busy[future]
     except BaseException:  # interrupted: what is in progress is given up, what is finished is on disk
         for pool, _ in busy.values():
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
+            give_up(pool)
         raise
     finally:
         for pool in [*idle, *(pool for pool, _ in busy.values())]:

@@ -2,7 +2,11 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from typing import Literal
 
 import nbformat
@@ -255,6 +259,47 @@ def test_sweep_then_freeze_then_the_book_shows_the_frozen_results(tiny, capsys, 
     assert main(["build"]) == 0
     assert seen == [("tiny", "laptop", {"missing": "skip"})] and not os.path.exists(empty)
     assert {"id", "verdict"} <= set(json.loads((tiny / "build/scorecard.json").read_text())[0])
+
+
+@pytest.fixture
+def three(tiny):
+    """The tiny chapter twice before a scorecard: two that may be executed side by side, and one that waits for them."""
+    for name in ("other", "scorecard"):
+        (tiny / "book" / f"{name}.ipynb").write_bytes((tiny / "book/tiny.ipynb").read_bytes())
+    (tiny / "_toc.yml").write_text("".join(f"- file: {name}\n" for name in ("tiny", "other", "scorecard")))
+    return tiny
+
+
+def test_chapters_side_by_side_then_what_reads_them(three, monkeypatch):
+    monkeypatch.setattr("lib.site.build", lambda: three / "build/html/index.html")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["build"]) == 0
+    made = [nbformat.read(three / f"build/chapters/{name}.ipynb", as_version=4).metadata.papermill for name in ("tiny", "other", "scorecard")]
+    assert max(made[0].end_time, made[1].end_time) < made[2].start_time
+
+
+def test_one_of_them_that_fails_is_named_in_one_line_and_the_scorecard_waits(three, monkeypatch, capfd):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (three / "params/quick/other.yml").write_text("fail: true\n")
+    assert main(["build"]) == 1
+    said = capfd.readouterr().err.strip().splitlines()
+    assert "other: cell [8] (assert not fail, 'asked to fail') failed: AssertionError" in said[-1]
+    assert not any("Traceback" in line for line in said) and not (three / "build/chapters/scorecard.ipynb").exists()
+
+
+def test_they_end_at_once_when_interrupted(three):
+    for name in ("tiny", "other"):
+        notebook = chapters.read(name)
+        notebook.cells[-1].source = "import time; open(f'../{name}.begun', 'w').close(); time.sleep(300)".replace("{name}", name)
+        nbformat.write(notebook, three / "book" / f"{name}.ipynb")
+    process = subprocess.Popen([sys.executable, "-m", "lib", "build"], cwd=chapters.ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (three / "tiny.begun").exists() and not (three / "other.begun").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of the group
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 130 and "interrupted" in said.strip().splitlines()[-1] and "Traceback" not in said
 
 
 def test_refresh_keeps_the_checked_outputs_and_no_others(tiny):
