@@ -2,6 +2,8 @@
 
 Results frozen at `quick` are left out: whatever takes two minutes is trained for real.
 
+The book is built beside the tests that need no built book, which come first; those that look at it come next, the chapters last.
+
 Tests that inject faults count them through the fixture `faults`: a sample of each kind in `make test`; in `make soak`, where
 BOOK_SOAK names a file, the full number, and what was counted is written there. Tests that were left out this time keep the
 rows that they have there: after a failure that was mended, its test alone can be run again.
@@ -10,6 +12,7 @@ rows that they have there: after a failure that was mended, its test alone can b
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,19 +62,44 @@ def faults(request):
     return Faults(request.node.nodeid)
 
 
+class Build:
+    """`python -m lib build` in the tests' own store: what a fresh clone gets. It runs beside the tests."""
+
+    process: subprocess.Popen | None = None
+    log = SCRATCH / "build.log"
+
+    def start(self) -> None:
+        with open(self.log, "w") as log:
+            command = [sys.executable, "-m", "lib", "build"]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=RESULTS.parents[1], start_new_session=True)
+
+    def wait(self) -> None:
+        if self.process:
+            assert self.process.wait() == 0, self.log.read_text()
+
+    def stop(self) -> None:
+        if self.process and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+BUILD = Build()
+
+
 @pytest.fixture(scope="session")
-def book():
-    """The build folder after `python -m lib build`, in the tests' own store: what a fresh clone gets.
+def quiet():
+    """For a test that takes times: the machine is its own, no book is being built."""
+    BUILD.wait()
+
+
+@pytest.fixture(scope="session")
+def book(quiet):
+    """The build folder of the built book.
 
     Who works on the pages alone may name a build folder in BOOK_BUILT: it is taken as it is.
     """
     from lib import chapters
 
-    if built := os.environ.get("BOOK_BUILT"):
-        return Path(built).resolve()
-    done = subprocess.run([sys.executable, "-m", "lib", "build"], capture_output=True, text=True, cwd=chapters.ROOT)
-    assert done.returncode == 0, done.stderr
-    return chapters.build_folder()
+    return Path(os.environ["BOOK_BUILT"]).resolve() if "BOOK_BUILT" in os.environ else chapters.build_folder()
 
 
 @pytest.fixture
@@ -131,26 +159,40 @@ def pytest_runtest_logreport(report):
         FAILED.add(report.nodeid.split("[")[0])
 
 
+def merged(before: list[dict], counted: dict[tuple[str, str], int], failed: set[str]) -> list[dict]:
+    """The rows of a soak: those of tests that were left out this time stay; whatever failed has not held, counted or not."""
+    rows = [row for row in before if row["test"] not in {test for test, _ in counted}]
+    rows += [{"fault": fault, "injected": n, "held": True, "test": test} for (test, fault), n in counted.items()]
+    rows += [{"fault": "none: the test failed first", "injected": 0, "held": False, "test": t} for t in failed - {row["test"] for row in rows}]
+    return [row | {"held": row["held"] and row["test"] not in failed} for row in rows]
+
+
 def pytest_sessionfinish():
     if not SOAK:
         return
     from lib.bench import machine
 
-    rows = [{"fault": fault, "injected": n, "held": test not in FAILED, "test": test} for (test, fault), n in COUNTED.items()]
-    minutes, before = (time.monotonic() - STARTED) / 60, json.loads(Path(SOAK).read_text()) if Path(SOAK).exists() else {}
-    if kept := [row for row in before.get("faults", ()) if row["test"] not in {test for test, _ in COUNTED}]:
-        rows, minutes = kept + rows, minutes + before["minutes"]
-    soak = {"machine": machine(), "minutes": round(minutes, 1), "faults": rows, "measured": MEASURED or before.get("measured", [])}
+    before = json.loads(Path(SOAK).read_text()) if Path(SOAK).exists() else {}
+    rows, minutes = merged(before.get("faults", []), COUNTED, FAILED), (time.monotonic() - STARTED) / 60
+    if len(rows) > len(COUNTED):
+        minutes += before.get("minutes", 0)
+    soak = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "minutes": round(minutes, 1), "faults": rows}
+    soak |= {"measured": MEASURED or before.get("measured", [])}
     Path(SOAK).parent.mkdir(parents=True, exist_ok=True)
     Path(SOAK).write_text(json.dumps(soak, indent=1) + "\n")
     print(*(f"{row['injected']:7} {'held' if row['held'] else 'FAILED':6} {row['fault']}" for row in rows), sep="\n")
 
 
 def pytest_unconfigure():
+    BUILD.stop()
     shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):
+    def place(item) -> int:
+        return 2 if item.path.suffix == ".ipynb" else int("quiet" in getattr(item, "fixturenames", ()))
+
+    items.sort(key=place)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu:
         import torch
@@ -158,3 +200,9 @@ def pytest_collection_modifyitems(items):
         if not torch.cuda.is_available():
             for item in gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish(session):
+    wanted = any("book" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and "BOOK_BUILT" not in os.environ and not session.config.option.collectonly:
+        BUILD.start()
