@@ -118,11 +118,16 @@ def _client(scheduler: str, workers: int, patience: float):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     with ExitStack() as stack:
         if scheduler == "dask":
-            with uninterrupted():
-                local = distributed.LocalCluster(
-                    n_workers=workers or os.cpu_count() or 1, threads_per_worker=1, host="127.0.0.1", protocol="tcp://",
-                    dashboard_address=None, silence_logs=logging.CRITICAL + 1,
-                )  # fmt: skip
+            security = distributed.Security()
+            try:
+                with uninterrupted():
+                    local = distributed.LocalCluster(
+                        n_workers=workers or os.cpu_count() or 1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+                        protocol="tls://" if security.require_encryption else "tcp://", security=security, silence_logs=logging.CRITICAL + 1,
+                    )  # fmt: skip
+            except (RuntimeError, OSError) as error:
+                why = " ".join(str(error.__cause__ or error).split())
+                raise InputError(f"scheduler: dask cannot start a cluster here: {why}; if TLS is asked for, see TLS on the page Rerun it") from None
             scheduler = stack.enter_context(local).scheduler_address
         at, deadline = address(scheduler), time.monotonic() + patience
         while True:

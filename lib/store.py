@@ -149,9 +149,10 @@ class Store:
             return mine
 
     def put(self, result: Result) -> None:
-        """Commit a finished run; one that is there already stays as it is. InputError if it cannot be written."""
+        """Commit a finished run; one that is there already stays as it is, and says so. InputError if it cannot be written."""
         run = result.run
         if run in self:
+            print(f"store: run {run.key} was trained twice; do locks hold between all who use {self.folder}?", file=sys.stderr)
             return
         buffer = io.BytesIO()
         pq.write_table(pa.table(result.curves), buffer, compression="zstd")

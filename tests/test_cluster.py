@@ -22,6 +22,7 @@ from lib.config import InputError
 from lib.store import Store
 from lib.train import train
 
+WORK = cluster._work
 trustme = pytest.importorskip("trustme")
 
 
@@ -41,9 +42,9 @@ class Cluster:
         self.address = f"{'tls' if self.tls else 'tcp'}://127.0.0.1:{self.port}"
         self.file = str(folder / "scheduler.json")
 
-    def _start(self, *arguments):
+    def _start(self, *arguments, before=()):
         log = open(self.folder / "cluster.log", "ab")
-        line = [sys.executable, "-m", "dask", *arguments, "--no-dashboard"]
+        line = [*before, sys.executable, "-m", "dask", *arguments, "--dashboard-address", "127.0.0.1:0"]
         self.processes.append(subprocess.Popen(line, env=self.environment, stdout=log, stderr=log, start_new_session=True, cwd=self.folder))
         return self.processes[-1]
 
@@ -58,8 +59,15 @@ class Cluster:
                 time.sleep(0.1)
         raise TimeoutError
 
-    def start_worker(self, *arguments, threads=1):
-        return self._start("worker", self.address, "--nthreads", str(threads), "--host", "127.0.0.1", *arguments)
+    def start_worker(self, *arguments, threads=1, again=False):
+        """A worker; `again`: in a loop that starts it anew when it ends, as the page has it for Slurm."""
+        loop = ("sh", "-c", 'while :; do "$@"; sleep 1; done', "loop") if again else ()
+        return self._start("worker", self.address, "--nthreads", str(threads), "--host", "127.0.0.1", *arguments, before=loop)
+
+    def listens(self) -> set[str]:
+        """Addresses at which its processes wait for connections."""
+        with_children = [p for process in self.processes for p in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True))]
+        return {c.laddr.ip for p in with_children for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
 
     def close(self):
         for process in self.processes:
@@ -100,9 +108,8 @@ def worker_of(nanny) -> psutil.Process:
 
 def test_workers_and_schedulers_die_and_come_late_and_every_run_ends_once(tmp_path, dask, faults):
     """The sweep starts without a worker; one comes, is killed in mid-run and again; the scheduler is killed and started again."""
-    store, log, runs = tmp_path / "store", [], grid(8, 300)
-    rounds, kills = faults.times(1, 4), faults.times(1, 3)
-    for again in range(rounds):
+    store, runs, kills = tmp_path / "store", grid(8, 300), faults.times(1, 3)
+    for _ in range(faults.times(1, 4)):
         shutil.rmtree(store, ignore_errors=True)
         dask.start_scheduler()
         process = start(tmp_path, store, "--scheduler", dask.file, command="sweep")
@@ -118,22 +125,21 @@ def test_workers_and_schedulers_die_and_come_late_and_every_run_ends_once(tmp_pa
             assert kept.items() <= committed(store).items()
             kept = committed(store)
         more_than(len(kept), store, process)
-        dask.start_worker()
+        dask.start_worker(again=True)
         faults.count("a worker that comes late")
+        assert dask.listens() == {"127.0.0.1"}
         dask.scheduler.kill()
         faults.count("kill -9 of the scheduler")
         assert process.poll() is None, "too fast a machine: the sweep was over"
-        dask.close()
+        nanny.wait(60)  # workers leave when their scheduler is gone; one is started again by its loop, and is all there is then
         kept = committed(store)
         dask.start_scheduler()
-        dask.start_worker()
-        dask.start_worker()
         said = process.communicate(timeout=400)[1]
         assert process.returncode == 0, said
         assert [line[:25] for line in said.splitlines()] == ["sweep: lost the scheduler", "sweep: the scheduler is t"], said
         assert kept.items() <= committed(store).items() and len(committed(store)) == len(runs)
         assert not list(store.rglob("*.tmp")) and not list((store / "locks").glob("seen.*"))
-        log.append(again)
+        assert "trained twice" not in (tmp_path / "cluster.log").read_text(errors="replace")
         dask.close()
     assert same(table(store, runs, missing="skip"), table(tmp_path / "serial", runs, workers=1))
 
@@ -150,6 +156,26 @@ def test_a_cluster_made_here_gives_the_same_table_and_a_figure_of_its_scaling(tm
         seconds = time.perf_counter() - began
         faults.measure(what="sweep on dask workers", workers=workers, runs=len(runs), seconds=seconds)
     assert same(tables[-1], table(tmp_path / "serial", runs, workers=1) if len(tables) == 1 else tables[0])
+
+
+def _dies(runs, folder, device):
+    """In place of `_work`, on a worker: the run of seed 1 takes its worker with it."""
+    if runs[0].seed == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return WORK(runs, folder, device)
+
+
+def test_a_run_that_takes_its_worker_with_it_each_time_is_named_and_stops_no_other(tmp_path, dask, faults):
+    (tmp_path / "preload.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\nimport test_cluster\nfrom lib import cluster\ncluster._work = test_cluster._dies"
+    )
+    dask.start_scheduler()
+    dask.start_worker("--preload", str(tmp_path / "preload.py"))
+    with pytest.raises(InputError, match=r"single_location: a worker process died .*and 1 runs more"):
+        table(tmp_path / "store", grid(3, 20), scheduler=dask.address)
+    faults.count("a run that kills its cluster's worker, each time", 2 * 4)
+    rows, _ = table(tmp_path / "store", grid(3, 20), missing="skip")
+    assert sorted(rows.seed) == [0, 0, 2, 2]
 
 
 def test_kill_9_of_a_sweep_takes_its_own_cluster_along(tmp_path, faults):
@@ -255,6 +281,14 @@ def test_with_tls_the_cluster_refuses_plain_connections_and_strangers(tmp_path, 
         process = start(tmp_path, tmp_path / "store", "--scheduler", dask.file, command="sweep", cells=few, **own)
         assert (process.communicate()[1], process.returncode) == ("", 0)
         assert len(committed(tmp_path / "store")) == 2
+
+        process = start(tmp_path, tmp_path / "own cluster", "--scheduler", "dask", command="sweep", cells=few, **own)  # one made here uses TLS, too
+        assert (process.communicate()[1], process.returncode) == ("", 0)
+        assert len(committed(tmp_path / "own cluster")) == 2
+        bare = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+        process = start(tmp_path, tmp_path / "none", "--scheduler", "dask", command="sweep", cells=few, **bare)
+        said = process.communicate()[1]
+        assert process.returncode == 2 and one_line(said) and "see TLS on the page" in said, said
 
         plain = dask.address.replace("tls", "tcp")
         cases = {"plain": (plain, {}), "TLS of another authority": (dask.address, other), "no certificate": (dask.address, {})}

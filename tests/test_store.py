@@ -34,10 +34,11 @@ def test_what_goes_in_comes_out(store):
     assert Run.model_validate(sidecar["run"]).key == RUNS[0].key  # the configuration alone names the run
 
 
-def test_a_finished_run_is_never_written_again(store):
+def test_a_finished_run_is_never_written_again_and_a_second_training_is_said(store, capsys):
     before = {p: p.stat().st_mtime_ns for p in store.folder.rglob("*.*") if p.is_file()}
     for result in train(RUNS):
         store.put(result)
+    assert capsys.readouterr().err.count("was trained twice; do locks hold") == len(RUNS)
     sweep({"a": RUNS}, chapter="x", store=store)
     assert before == {p: p.stat().st_mtime_ns for p in store.folder.rglob("*.*") if p.is_file()}
 
