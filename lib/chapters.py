@@ -256,7 +256,7 @@ def grid(chapter: str, profile: str = "quick", overrides: dict | None = None) ->
             raise InputError((f"{_file(chapter, profile)}: " if from_file else "") + f"{e}{source}") from None
         except Exception as e:
             said = f"{type(e).__name__}: {' '.join(str(e).split())}"
-            raise InputError(f"{chapter}: no grid can be built from these parameters: {said}") from e
+            raise InputError(f"{chapter}: no grid can be built from these parameters ({', '.join(changed)}): {said}") from e
     return space.get("experiments", {})
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Seeds = Annotated[int, Field(ge=1, le=1_000)]  # a chapter's number of runs that differ in their seed alone
 
 
 class InputError(ValueError):
