@@ -126,7 +126,7 @@ class Verdict(Record):
         return [name for name, ends in self.claim.rule["agrees"].items() if not _inside(self.measured[name], ends)]
 
     def __str__(self) -> str:
-        runs = f"{self.profile}, seeds {self.seeds}, censored {self.censored}" + (f"; {self.note}" if self.note else "")
+        runs = f"{self.profile}, " + (f"seeds {self.seeds}, censored {self.censored}" if self.seeds else "exact") + (f"; {self.note}" if self.note else "")
         return f"{self.claim.id}: {self.verdict}. Paper: {self.claim.reported.text}. Here: {self.numbers()} ({runs})."
 
     __repr__ = __str__

@@ -12,6 +12,7 @@ import pandas as pd
 import yaml
 
 from lib import chapters, claims, drawn, scorecard
+from lib.store import results_folder
 
 
 def _link(text: str, target: str) -> str:
@@ -35,6 +36,14 @@ def offer_data(notebook, chapter: str, folder: Path) -> int:
     return len(found)
 
 
+def mark_wide(notebook, pixels: int = 850) -> None:
+    """Give figures wider than this the class `wide`: on a phone they keep a readable size and scroll, others fit the screen."""
+    for cell in notebook.cells:
+        widths = [output.metadata.get("image/png", {}).get("width", 0) for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
+        if "figure" in cell.metadata.get("mystnb", {}) and max(widths, default=0) > pixels:
+            cell.metadata.mystnb.setdefault("image", {})["classes"] = "wide"
+
+
 def offer_files(chapter: str, executed: Path, source: Path) -> list[str]:
     """Copy a chapter's notebook, as written and as executed, and its parameter files to where the site can offer them; their links."""
     offered = [("the notebook", chapters.book() / f"{chapter}.ipynb", "source"), ("as it was executed for this page", executed, "executed")]
@@ -50,14 +59,20 @@ def offer_files(chapter: str, executed: Path, source: Path) -> list[str]:
     return links
 
 
-def about(notebook, chapter: str, links: list[str], figures: int) -> None:
-    """Append the chapter's own box: the profile shown, what can be downloaded, how to run it."""
+def about(notebook, chapter: str, links: list[str], figures: int, repository: str = "") -> None:
+    """Append the chapter's own box: the profile shown, what can be downloaded, how to run it, in Colab too where the repository has an address."""
     profile = notebook.metadata.get("papermill", {}).get("parameters", {}).get("profile", "quick")
+    kinds = {".csv": "its runs, a line each", ".parquet": "their curves"}
+    links = [*links, *(_link(kinds[path.suffix], f"results/{path.name}") for path in sorted(results_folder().glob(f"{chapter}.{profile}.*")))]
     if figures:
         links = [*links, _link(f"the data of its {figures} figures", f"data/{chapter}/{chapter}-figures.zip")]
     lines = [":::{admonition} About this chapter", ":class: dropdown about-chapter", f"Shown at the profile **{profile}** ([what that means](profiles)).", ""]
     lines += [f"- {link}" for link in links]
-    lines += ["", f"To run it: `python -m lib run {chapter} --profile {profile}`, or the notebook in Jupyter ([how](rerun)). To cite it: [](cite).", ":::"]
+    lines += ["", f"To run it: `python -m lib run {chapter} --profile {profile}`, or the notebook in Jupyter ([how](rerun)). To cite it: [](cite)."]
+    if repository:
+        first = [f"!git clone {repository} book", "%cd book/book", "!pip install -q -c ../constraints.txt -e .."]
+        lines += ["", "Colab knows nothing of this book: run this there first, in a cell of its own. Binder does it by itself.", "", "```", *first, "```"]
+    lines += [":::"]
     notebook.cells.append(nbformat.v4.new_markdown_cell("\n".join(lines), id="about-this-chapter"))
 
 
@@ -69,8 +84,8 @@ def score() -> str:
         badges = [f'<span class="verdict-{verdict.replace(" ", "-")}">{n} {verdict}</span>' for verdict, n in row.items() if n]
         lines.append(f"- Paper {paper}, {row.sum()} claims: {' '.join(badges)}")
     profiles = pd.Series([mine.profile for id, mine in found.items() if id[0] in "AB"], dtype=str).value_counts()
-    measured = ", ".join(f"{profiles[name]} at `{name}`" for name in reversed(chapters.PROFILES) if name in profiles)
-    return "\n".join(lines) + f"\n\nMeasured so far: {measured or 'nothing'} ([what a profile is](profiles)). The {{doc}}`scorecard` has every number."
+    measured = ", ".join(f"{profiles[name]} claims at `{name}`" for name in reversed(chapters.PROFILES) if name in profiles)
+    return "\n".join(lines) + f"\n\nMeasured so far: {measured or 'nothing'} ([what a profile is](profiles)). Every number is on [the scorecard](scorecard)."
 
 
 def cite() -> str:

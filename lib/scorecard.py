@@ -47,11 +47,11 @@ def table(paper: str) -> Styler:
         mine = found.get(claim.id)
         rows.append({
             "id": claim.id,
+            "verdict": mine.verdict if mine else "not run",
             "claim": claim.claim,
             "paper": (f"Fig. {claim.figure}\n" if claim.figure else "") + claim.reported.text,
             "here": mine.numbers("\n") if mine else "–",
             "runs": _runs(mine) if mine else "–",
-            "verdict": mine.verdict if mine else "not run",
             "figure": f"{claim.chapter}.html#{claim.shows}",
         })
     style = _show(pd.DataFrame([row for row in rows if row["id"][0] == paper]), TITLES[paper], f"paper-{paper}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,7 +25,8 @@ def stage(executed: Path, source: Path) -> None:
     shutil.copy2(chapters.book().parent / "_toc.yml", source)
     config = yaml.safe_load((chapters.book().parent / "_config.yml").read_text(encoding="utf-8"))
     theme = config["sphinx"]["config"]["html_theme_options"]
-    if not theme.get("repository_url"):  # then no launch buttons: the theme would fail on them
+    repository = theme.get("repository_url", "")
+    if not repository:  # then no launch buttons: the theme would fail on them
         for name in ("repository_url", "repository_branch", "path_to_docs", "launch_buttons"):
             theme.pop(name, None)
     (source / "_config.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
@@ -33,7 +35,8 @@ def stage(executed: Path, source: Path) -> None:
             raise InputError(f"{name}: not executed yet; run `python -m lib run {name}` or `make book` first")
         notebook = nbformat.read(executed / f"{name}.ipynb", as_version=4)
         figures = pages.offer_data(notebook, name, source / "data" / name)
-        pages.about(notebook, name, pages.offer_files(name, executed / f"{name}.ipynb", source), figures)
+        pages.mark_wide(notebook)
+        pages.about(notebook, name, pages.offer_files(name, executed / f"{name}.ipynb", source), figures, repository)
         nbformat.write(notebook, source / f"{name}.ipynb")
     pages.fill(source)
     reference.write(source)
@@ -82,9 +85,26 @@ def protect(html: Path) -> None:
         allowed = [f"'sha256-{digest}'" for digest in digests] + (["'unsafe-hashes'"] if handlers else [])
         text = text.replace(' role="list" class="citation-list"', ' class="citation-list"')  # whose children are no list items
         policy = POLICY.format(scripts="".join(f" {source}" for source in allowed))
-        if "<head>" in text:
-            meta = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-            path.write_text(text.replace("<head>", meta, 1), encoding="utf-8")
+        if "<html" in text and "<head>" not in text:
+            raise chapters.BookError(f"site: {path.name}: has no <head> to write the page's policy into")
+        meta = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        path.write_text(text.replace("<head>", meta, 1), encoding="utf-8")
+
+
+_ICON = re.compile(r'"?([a-z0-9-]+)"?:\[\d+,\d+,\[([^\]]*)\],"[0-9a-f]+",(?:"[^"]*"|\[[^\]]*\])\],?')
+
+
+def lighten(html: Path) -> None:
+    """Leave in the theme's icons, a megabyte and a half on every page, those that the site shows."""
+    icons = html / "_static" / "scripts" / "fontawesome.js"
+    where = [*html.rglob("*.html"), *(path for path in html.glob("_static/**/*.js") if path != icons and "mathjax" not in path.parts)]
+    used = {name for path in where for name in re.findall(r"fa-([a-z0-9-]+)", path.read_text(encoding="utf-8"))}
+
+    def kept(icon: re.Match) -> str:
+        return icon[0] if used & {icon[1], *re.findall(r'"([a-z0-9-]+)"', icon[2])} else ""
+
+    icons.write_text(_ICON.sub(kept, icons.read_text(encoding="utf-8")), encoding="utf-8")
+    icons.with_suffix(".js.map").unlink(missing_ok=True)
 
 
 def build(folder: Path | None = None, *, strict: bool = True) -> Path:
@@ -113,6 +133,7 @@ def build(folder: Path | None = None, *, strict: bool = True) -> Path:
     if failed:
         raise chapters.BookError("site: rendering warned or failed, as said above")
     browser.export(folder / "chapters", html / "runs")
+    lighten(html)
     protect(html)
     for extra in folder.glob("scorecard.json"):
         shutil.copy2(extra, html)

@@ -90,12 +90,12 @@ def test_colours_follow_the_theme_and_every_plot_has_words(page):
 
 
 def test_a_change_takes_less_than_30_ms(page):
-    """The median over a walk through the sliders."""
+    """All but the slowest twentieth of a walk through the sliders; what the plateaus at other T take is done between frames."""
     taken = page.evaluate("""async () => { const taken = [], names = Object.keys(explorer.choices);
-      for (let i = 0; i < 60; i++) { const name = names[i % 5], slider = document.getElementById(`ex-${name}`);
+      for (let i = 0; i < 100; i++) { const name = names[i % 5], slider = document.getElementById(`ex-${name}`);
         slider.value = (7 * i + 3) % (+slider.max + 1);
         const start = performance.now(); slider.dispatchEvent(new Event("input")); await null; await null;
         taken.push(performance.now() - start); }
       return taken; }""")
-    print(f"median {np.median(taken):.1f} ms, slowest {max(taken):.1f} ms")
-    assert np.median(taken) < 30
+    print(f"median {np.median(taken):.1f} ms, 95 % below {np.percentile(taken, 95):.1f} ms, slowest {max(taken):.1f} ms")
+    assert np.percentile(taken, 95) < 30

@@ -3,6 +3,7 @@
 import functools
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -23,14 +24,15 @@ def test_every_page_renders_without_a_fault_and_is_accessible(pages, visit, colo
     faults, kinds = [], ("intro", "theory", "scorecard", "data", "explorer", "runs", "rerun", "search")  # one of each kind in the dark
     for path in (path for path in pages if color == "light" or path.stem in kinds):
         page, wrong = visit(path, color_scheme=color, viewport={"width": 1280, "height": 900})
-        page.wait_for_load_state("load")
-        faults += [f"{path.name}: {line}" for line in wrong]
         found = Axe().run(page, options={"resultTypes": ["violations"], "preload": False}).response["violations"]
         faults += [f"{path.name}: {v['id']}: {v['nodes'][0]['html'][:200]}" for v in found if v["impact"] in ("serious", "critical")]
         page.set_viewport_size({"width": 390, "height": 844})
         page.wait_for_timeout(200)
         if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
             faults.append(f"{path.name}: {over} px too wide for a phone")
+        if page.locator("svg.svg-inline--fa:not(:has(> path, > g path))").count():
+            faults.append(f"{path.name}: an icon is missing")
+        faults += [f"{path.name}: {line}" for line in wrong]  # the late ones too
         page.context.close()
     assert faults == []
 
@@ -73,14 +75,30 @@ def test_search_finds_a_word_from_disk(book, visit):
     assert page.locator("#search-results li a").count() >= 3
 
 
-def test_pages_are_light(book):
-    """A page with all that it loads at once stays under two megabytes, its figures and fonts aside."""
+def test_pages_are_light(book, server, visit):
+    """All that a page loads stays under two megabytes, its pictures and the runs' data aside."""
     html = book / "html"
-    for name in ("explorer", "runs"):
-        own = (html / f"{name}.html").stat().st_size + sum(path.stat().st_size for path in (html / "interactive").rglob("*.*"))
-        assert own < 500_000, name
+    for name in ("explorer", "runs", "scorecard", "data"):
+        page, _ = visit(None, address=f"{server}/{name}.html")
+        page.wait_for_timeout(500)
+        loaded = page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)") + [page.url]
+        paths = {html / unquote(urlsplit(address).path)[1:] for address in loaded if address.startswith(server)}
+        sizes = {path: path.stat().st_size for path in paths if path.suffix not in (".png", ".svg") and path.parent != html / "runs"}
+        assert len(sizes) > 10 and sum(sizes.values()) < 2_000_000, (name, sum(sizes.values()), sizes)
     for data in (html / "runs").glob("*.js"):
         assert data.stat().st_size < 2_000_000, data.name
+
+
+def test_on_paper_nothing_is_cut_off_folded_or_dark(book, visit):
+    for name in ("scorecard", "theory"):
+        page, _ = visit(book / "html" / f"{name}.html", color_scheme="dark", viewport={"width": 720, "height": 1000})
+        page.emulate_media(media="print")
+        cut = """[...document.querySelectorAll('.bd-article table, .bd-article figure, .bd-article .margin')]
+          .filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"""
+        assert page.evaluate(cut) == []
+        paper, ink = (page.evaluate(f"getComputedStyle(document.body).{what}") for what in ("backgroundColor", "color"))
+        assert paper == "rgb(255, 255, 255)" and ink == "rgb(34, 34, 34)"
+        assert page.locator(".bd-article details table:visible").count() == page.locator(".bd-article details table").count()
 
 
 def test_equations_and_figures_have_numbers_and_references_use_them(book, visit):
@@ -89,6 +107,7 @@ def test_equations_and_figures_have_numbers_and_references_use_them(book, visit)
     assert page.locator(".eqno").count() >= 10
     assert page.locator("figcaption .caption-number").count() >= 8
     assert "Fig." in page.locator("figcaption .caption-number").first.inner_text()
+    assert page.locator("a.reference .std-numref").count() >= 8 and page.locator("p a.reference[href*='equation-eq-']").count() >= 5
     previous, following = page.locator("a.left-prev"), page.locator("a.right-next")
     assert previous.count() == following.count() == 1
 

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from lib import chapters, site
+from lib.store import results_folder
 
 
 class Page(HTMLParser):
@@ -82,6 +83,15 @@ def test_nothing_is_loaded_from_elsewhere(book, pages):
             assert not elsewhere("".join(address)), f"{sheet.name}: {address}"
 
 
+def test_every_page_says_what_it_may_load(book, pages):
+    for name in pages:
+        text = (book / "html" / name).read_text(encoding="utf-8")
+        if 'http-equiv="Refresh"' in text:  # the first page's other name
+            continue
+        policy = re.search(r'<head>\s*<meta http-equiv="Content-Security-Policy" content="([^"]+)">', text)
+        assert policy and policy[1].startswith("default-src 'none'") and "http" not in policy[1], name
+
+
 def test_equations_are_set_by_a_mathjax_of_our_own(book, pages):
     assert any("mathjax/tex-chtml.js" in load for load in pages["theory.html"].loads)
     assert (book / "html/_static/mathjax/tex-chtml.js").exists()
@@ -150,6 +160,7 @@ def test_every_chapter_offers_its_files_and_says_what_it_shows(book):
         assert (chapters.book() / f"{name}.ipynb").read_bytes() in texts and (book / "chapters" / f"{name}.ipynb").read_bytes() in texts
         profile = nbformat.read(book / "chapters" / f"{name}.ipynb", as_version=4).metadata.papermill.parameters.get("profile", "quick")
         assert f"Shown at the profile <strong>{profile}</strong>" in page, name
+        assert {path.name for path in results_folder().glob(f"{name}.{profile}.*")} <= set(offered), name
 
 
 def test_the_first_page_shows_the_score_and_how_to_cite(book):
@@ -183,4 +194,5 @@ def test_launch_buttons_come_with_the_repositorys_address_and_not_before(book, t
     html = site.build(tmp_path / "build").parent
     page = (html / "mine.html").read_text(encoding="utf-8")
     assert "https://colab.research.google.com/github/someone/book/blob/main/book/mine.ipynb" in page
+    assert "!git clone https://github.com/someone/book book" in page  # Colab has nothing of the book
     assert "https://mybinder.org/v2/gh/someone/book/main?urlpath=tree/book/mine.ipynb" in page

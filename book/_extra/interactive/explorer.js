@@ -58,9 +58,9 @@
   const build = () => {
     colors = ink();
     for (const plot of Object.values(plots)) plot.destroy?.();
-    const log = $("ex-log").checked, time = log ? { time: false, distr: 3 } : { time: false };
+    const log = $("ex-log").checked, time = log ? { time: false, distr: 3, range: (_, least, most) => [least, most] } : { time: false };
     const timeAxis = axis("time (steps of gradient descent at rate 1)", { values: log ? decades : (_, s) => s.map(short) });
-    const common = { cursor: { drag: { setScale: false } }, legend: { live: false } };
+    const common = { cursor: { drag: { setScale: false } }, legend: { live: false, markers: { width: 2, dash: (plot, i) => (plot.series[i].dash ? (plot.series[i].dash[0] < 4 ? "dotted" : "dashed") : "solid") } } };
     plots = {
       loss: new uPlot({ ...size("ex-loss"), ...common, scales: { x: time, y: { range: [0, 0.55] } }, axes: [timeAxis, axis("loss")],
         series: [{}, line("test loss", colors.blue), line("training loss", colors.orange, { dash: [6, 4] }), dotted("nothing learnt"), dotted("end of the plateau")] }, [[1], [1], [1], [1], [1]], $("ex-loss")),
@@ -114,6 +114,14 @@
     $("ex-slice").textContent = toy.p > 0 ? "Here w̃ is at its best for each attention." : "";
   };
 
+  let nextFrame;
+  const otherLengths = (chosen, { toy, plateau }) => {
+    const lengths = [...new Set([16, 32, 64, 128, 256, 512, 1024, 2048, 4096, chosen.T])].filter((T) => T > chosen.B).sort((a, b) => a - b);
+    const others = lengths.map((T) => (T === chosen.T ? toy : new ToyDynamics({ ...chosen, T })));
+    plots.plateau.setData([lengths, others.map((o) => (o === toy ? plateau : o.plateau(chosen.epsilon, { tolerance: 1e-4, most: 3000 })) || null),
+      lengths.map((T) => (T === chosen.T && plateau ? plateau : null)), others.map((o) => o.escapeTime(chosen.epsilon)), others.map((o) => o.takeoffTime())]);
+  };
+
   const update = () => {
     const chosen = values(), solved = solve(chosen), { toy, plateau, escape, takeoff, last, level } = solved, log = $("ex-log").checked;
     for (const name of Object.keys(CHOICES)) {
@@ -129,10 +137,8 @@
     plots.state.setData([times, all((s) => s.w / (toy.target[many - 1] || 1)), all((s) => toy.B * s.alpha), many > 1 ? all((s) => s.wTilde / toy.target[0]) : none]);
     root.classList.toggle("explorer-plain", !(toy.p > 0)); // then two lines are absent, and so are their names
     landscape(solved, path);
-    const lengths = [...new Set([16, 32, 64, 128, 256, 512, 1024, 2048, 4096, chosen.T])].filter((T) => T > chosen.B).sort((a, b) => a - b);
-    const others = lengths.map((T) => (T === chosen.T ? toy : new ToyDynamics({ ...chosen, T })));
-    plots.plateau.setData([lengths, others.map((o) => (o === toy ? plateau : o.plateau(chosen.epsilon, { tolerance: 1e-4, most: 3000 })) || null),
-      lengths.map((T) => (T === chosen.T && plateau ? plateau : null)), others.map((o) => o.escapeTime(chosen.epsilon)), others.map((o) => o.takeoffTime())]);
+    cancelAnimationFrame(nextFrame); // while a slider moves, plateaus at other T are solved once a frame, for the last setting
+    nextFrame = requestAnimationFrame(() => otherLengths(chosen, solved));
     const cut = chosen.asked > chosen.B ? ` B is kept below T, at ${chosen.B}.` : "";
     $("ex-summary").textContent = Number.isFinite(plateau)
       ? `The plateau lasts ${number(plateau)} steps: until then the test loss stays above ${level.toFixed(3)}, from 0.5. The linearised equations say ${number(escape)}, ${number(escape / plateau)} times as long; the take-off time is ${number(takeoff)}.${cut}`

@@ -30,7 +30,8 @@
   const choose = (chapter) => {
     if (chapter !== state.chapter) return;
     const names = Object.keys(data().experiments);
-    if (!names.includes(state.experiment)) state.experiment = names[0];
+    const followed = ([, { runs }]) => runs.some(([key]) => data().attention[key]);
+    if (!names.includes(state.experiment)) state.experiment = (Object.entries(data().experiments).find(followed) ?? [names[0]])[0];
     options($("rb-experiment"), names, state.experiment);
     pick();
   };
@@ -52,7 +53,7 @@
     const followed = runs.find(([key]) => data().attention[key]);
     state.selected = (followed ?? runs[0])[0];
     state.step = Infinity;
-    state.map = 0;
+    state.map = null;
     draw();
   };
   const shown = () => {
@@ -128,7 +129,7 @@
       row.tabIndex = 0; row.dataset.key = run.key; row.setAttribute("aria-selected", run.key === state.selected);
       row.append(...columns.map(([name, of], i) => Object.assign(document.createElement("td"), {
         textContent: (name === "emergence" && run.emergence === null ? `censored at ${number(run.steps)}` : number(of(run))) + (i === 0 && data().attention[run.key] ? " ■" : "") })));
-      const select = () => { state.selected = run.key; state.step = Infinity; draw(); };
+      const select = () => { Object.assign(state, { selected: run.key, step: Infinity, map: null }); draw(); };
       row.addEventListener("click", select);
       row.addEventListener("keydown", (event) => { if (event.key === "Enter") { select(); root.querySelector(`tr[data-key="${run.key}"]`).focus(); } });
       return row;
@@ -150,14 +151,15 @@
     kept.bytes ??= bytes(kept.maps); kept.true ??= bytes(kept.truth);
     const [steps, maps, lines, columns] = kept.shape, run = data().runs[state.selected];
     if (state.step >= steps) state.step = run.emergence === null ? steps - 1 : Math.max(0, kept.steps.findIndex((step) => step >= run.emergence));
-    if (state.map >= maps) state.map = 0;
+    const of = (at, map = state.map) => Array.from(kept.bytes.subarray((at * maps + map) * lines * columns, (at * maps + map + 1) * lines * columns), (v) => v / 255);
+    const mass = (cells) => { let sum = 0; const asked = new Set(); kept.true.forEach((yes, i) => { if (yes) { sum += cells[i]; asked.add(Math.floor(i / columns)); } }); return sum / Math.max(1, asked.size); };
+    const found = kept.names.map((_, i) => mass(of(steps - 1, i)));
+    state.map ??= found.indexOf(Math.max(...found)); // the head that ends with the most on the pattern
     options($("rb-map"), kept.names.map((_, i) => i), state.map, kept.names);
     Object.assign($("rb-step"), { min: 0, max: steps - 1, step: 1 });
     $("rb-step").value = state.step;
     $("rb-step").setAttribute("aria-valuetext", `step ${kept.steps[state.step]}`);
     $("rb-step-out").textContent = number(kept.steps[state.step]);
-    const of = (at) => Array.from(kept.bytes.subarray((at * maps + state.map) * lines * columns, (at * maps + state.map + 1) * lines * columns), (v) => v / 255);
-    const mass = (cells) => { let sum = 0; const asked = new Set(); kept.true.forEach((yes, i) => { if (yes) { sum += cells[i]; asked.add(Math.floor(i / columns)); } }); return sum / Math.max(1, asked.size); };
     for (const [id, at] of [["rb-before", 0], ["rb-now", state.step], ["rb-after", steps - 1]]) {
       paint($(id), of(at), lines, columns);
       $(id).setAttribute("aria-label", `Attention of ${kept.names[state.map]} at step ${kept.steps[at]}: ${(100 * mass(of(at))).toFixed(0)} % on the true pattern`);
