@@ -1,8 +1,9 @@
-"""The command line: run, sweep, freeze, refresh a chapter; build the book."""
+"""The command line: run, sweep, freeze, look at, refresh a chapter; build the book."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -107,6 +108,26 @@ def freeze(args) -> None:
     print(f"{args.chapter}: {count} of {len({run.key for run in runs})} runs frozen for profile {args.profile}")
 
 
+def look(args) -> None:
+    """Train the finished runs of a chapter's first experiment again, and ship their attention before, at and after the jump."""
+    from lib import browser, claims, sweep
+
+    path = browser.frozen(args.chapter, args.profile)
+    kept = browser.kept(path)
+    todo = [(run, steps) for run, steps in browser.jumps(args.chapter, args.profile) if run.key not in kept]
+    pool = sweep.worker_pool(max(1, min(os.cpu_count() or 1, len(todo))))
+    try:
+        for done in as_completed(asked := {pool.submit(browser.look, run, steps): run.key for run, steps in todo}):
+            kept[asked[done]] = done.result()
+            claims._write(path, json.dumps(kept).encode())
+    except BaseException:
+        sweep.give_up(pool)
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    print(f"{args.chapter}: attention of {len(kept)} runs in {os.path.relpath(path)}")
+
+
 def refresh(args) -> None:
     """Run a chapter at its defaults and store the outputs that the tests compare."""
     print(os.path.relpath(chapters.refresh(args.chapter)))
@@ -195,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--plain", action="store_true", help="connect without TLS beyond this machine: a network of your own")
         sub.add_argument("--estimate", action="store_true", help="only say what is missing and how long it will take here")
     command(freeze)
+    command(look)
     command(refresh, profile="")
     command(build, chapter=False, profile=None)
     command(pdf, chapter=False, profile="")

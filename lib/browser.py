@@ -14,16 +14,20 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pandas as pd
+import torch
 
-from lib import chapters
+from lib import chapters, probe
 from lib.claims import _write, build_folder
 from lib.config import InputError
 from lib.emergence import emergence
 from lib.run import Run
+from lib.store import results_folder
 from lib.sweep import Sweep, sweep
+from lib.tasks.base import Batch
 
 POINTS = 80  # of a curve
 BRIEF = 250  # a chapter with more runs than this has its main curves only
+MAPS = 8  # of a run; with more heads, a map a layer
 MAIN = ("test_loss", "train_loss", "accuracy")
 
 
@@ -34,19 +38,58 @@ def keep(chapter: str, run: Run, maps: Mapping[int, Sequence], truth, names: Seq
     truth  the true pattern, bool (query, position)
     names  one a map, such as "head 3"
     """
+    path = build_folder() / "attention" / f"{chapter}.json"
+    _write(path, json.dumps(kept(path) | {run.key: _entry(maps, truth, names, most)}).encode())
+
+
+def _entry(maps: Mapping[int, Sequence], truth, names: Sequence[str], most: int) -> dict:
+    """One run's attention as it is kept."""
     steps = sorted(maps)
     steps = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int))]
     values = np.stack([np.asarray(maps[step], dtype=float) for step in steps])
     truth = np.asarray(truth, dtype=bool)
     if values.ndim != 4 or values.shape[2:] != truth.shape or values.shape[1] != len(names):
         raise InputError(f"keep: maps {values.shape[1:]} need a true pattern of the same lines and columns, not {truth.shape}, and a name each")
-    path = build_folder() / "attention" / f"{chapter}.json"
-    kept = _kept(path)
-    kept[run.key] = {"steps": steps, "shape": list(values.shape), "names": list(names), "maps": _packed(255 * values), "truth": _packed(truth)}
-    _write(path, json.dumps(kept).encode())
+    return {"steps": steps, "shape": list(values.shape), "names": list(names), "maps": _packed(255 * values), "truth": _packed(truth)}
 
 
-def _kept(path: Path) -> dict:
+def look(run: Run, steps: Sequence[int]) -> dict:
+    """Train a run again and take its attention after these steps, as it is kept: mean over held-out sequences where the true pattern is the
+    same in all, else in the first. A map a head, or a layer where there are more than MAPS; for a task that is read once, a map a layer with a line a head.
+    """
+    batch, reads = probe.held_out(run), list(run.task.reads)
+    same = bool((batch.pattern == batch.pattern[:, :1]).all())
+    few = Batch(*(part[:, : 256 if same else 1] for part in batch))
+    maps, each = {}, len(reads) > 1 and run.model.layers * run.model.heads <= MAPS
+    for step, parameters in probe.replay(run, steps).items():
+        found = [p[0].mean(0) for p in probe.record(probe.bind(run, parameters, few))[1].values()]  # (head, query, position)
+        found = [p if p.shape[1] == len(reads) else p[:, reads] for p in found]  # the last layer is asked at the reads alone
+        maps[step] = torch.cat(found) if each else torch.stack([p.mean(0) if len(reads) > 1 else p[:, 0] for p in found])
+    layers, heads = range(1, run.model.layers + 1), range(1, run.model.heads + 1)
+    names = [f"layer {layer}, head {head}" for layer in layers for head in heads] if each else [f"layer {layer}" for layer in layers]
+    truth = few.pattern[0, 0]
+    return _entry(maps, truth if len(reads) > 1 else truth.expand(run.model.heads, -1), names, len(maps))
+
+
+def frozen(chapter: str, profile: str) -> Path:
+    """The attention that the repository ships with a chapter's results: before, at and after the jump of every run of its first experiment."""
+    return results_folder() / f"{chapter}.{profile}.attention.json"
+
+
+def jumps(chapter: str, profile: str) -> list[tuple[Run, list[int]]]:
+    """The finished runs of a chapter's first experiment, each with its first step, that of its emergence if it emerged, and its last."""
+    runs = next(iter(chapters.grid(chapter, profile).values()), [])
+    result = sweep({"first": runs}, chapter=chapter, profile=profile, missing="skip")["first"]
+    rows, curves = result.rows.set_index("run", drop=False), dict(list(result.curves.groupby("run", sort=False)))
+    there = []
+    for run in (run for run in runs if run.key in rows.index and run.model.kind != "toy"):
+        jump = emergence(Sweep(rows.loc[[run.key]], curves[run.key], 1), **line(run))["emergence"].iloc[0]
+        there.append((run, sorted({0, int(curves[run.key]["step"].max())} | ({int(jump)} if np.isfinite(jump) else set()))))
+    return there
+
+
+def kept(path: Path) -> dict:
+    """Attention that was kept in a file, by the runs' keys; none if there is no file."""
     try:
         return json.loads(path.read_bytes()) if path.exists() else {}
     except (OSError, ValueError):
@@ -110,7 +153,8 @@ def collect(chapter: str, profile: str, overrides: dict | None = None) -> dict |
         tables[name] = {"varied": varied, "runs": [[run.key, [_plain(rows.at[run.key, c]) for c in varied]] for run in mine]}
     if not found:
         return None
-    attention = {key: value for key, value in _kept(build_folder() / "attention" / f"{chapter}.json").items() if key in found}
+    attention = kept(frozen(chapter, profile)) | kept(build_folder() / "attention" / f"{chapter}.json")
+    attention = {key: value for key, value in attention.items() if key in found}
     return {"chapter": chapter, "profile": profile, "experiments": tables, "runs": found, "attention": attention}
 
 

@@ -10,7 +10,8 @@ import nbformat
 import numpy as np
 import pytest
 
-from lib import browser, chapters
+from lib import browser, chapters, probe
+from lib.__main__ import main
 from lib.config import InputError
 from lib.emergence import emergence
 from lib.models import Transformer
@@ -79,6 +80,28 @@ def test_attention_is_kept_to_half_a_part_in_255(made):
     values = np.frombuffer(base64.b64decode(kept["maps"]), np.uint8).reshape(kept["shape"]) / 255
     assert kept["steps"] == sorted(maps) and np.abs(values - np.stack(list(maps.values()))).max() <= 0.5 / 255 + 1e-9
     assert np.frombuffer(base64.b64decode(kept["truth"]), np.uint8).reshape(4, 7).tolist() == np.eye(4, 7).tolist()
+
+
+def test_the_attention_of_every_run_can_be_shipped(made, tmp_path, capsys, monkeypatch):
+    """`look`: at the start, at the jump and at the end, the mean over held-out sequences; the run browser shows it."""
+    root, result, followed, _, _ = made
+    for name in ("book", "build", "store", "results"):
+        monkeypatch.setenv(f"BOOK_{'DIR' if name == 'book' else name.upper()}", str(root / name))
+    assert main(["look", "mine"]) == 0 and "attention of 6 runs" in capsys.readouterr().out
+    shipped = browser.kept(root / "results" / "mine.quick.attention.json")
+    waits = emergence(result, below=0.01).set_index("run")["emergence"]
+    for run in chapters.grid("mine")["both"]:
+        entry, last = shipped[run.key], int(result.curves.query("run == @run.key")["step"].max())
+        assert entry["steps"] == sorted({0, last} | ({waits[run.key]} if waits[run.key] == waits[run.key] else set()))
+        assert entry["names"] == ["layer 1, head 1", "layer 1, head 2"] and entry["shape"][1:] == [2, 4, 7]
+        values = np.frombuffer(base64.b64decode(entry["maps"]), np.uint8).reshape(entry["shape"]) / 255
+        assert np.abs(values.sum(-1) - 1).max() < 7 / 255  # each line is a mean of attention
+        batch = probe.held_out(run)
+        pattern = probe.record(probe.bind(run, probe.replay(run, [last])[last], batch))[1][0][0].mean(0)
+        assert np.abs(values[-1] - pattern.numpy()).max() <= 0.5 / 255 + 1e-3
+        assert np.array_equal(np.frombuffer(base64.b64decode(entry["truth"]), np.uint8).reshape(4, 7), batch.pattern[0, 0].numpy())
+    found = browser.collect("mine", "quick")["attention"]
+    assert set(found) == set(shipped) and len(found[followed.key]["steps"]) == 10  # what a chapter kept has more readings, and stays
 
 
 def test_of_many_readings_some_are_kept_the_first_and_the_last_too(tmp_path, monkeypatch):
