@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.patheffects import withStroke
 
 from lib import drawn
 
@@ -53,7 +54,7 @@ def chance(ax: Axes, value: float, label: str = "chance") -> None:
     """Dotted grey line at the level that knowing nothing attains, with its name at the right end."""
     ax.axhline(value, color=COLORS["grey"], linestyle=":", linewidth=1.3, zorder=1, label=f"_{label}")
     ax.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-3, 3), textcoords="offset points",
-                ha="right", va="bottom", fontsize=9, color=COLORS["grey"])
+                ha="right", va="bottom", fontsize=9, color=COLORS["grey"], zorder=4, path_effects=[withStroke(linewidth=2.5, foreground="white")])
 
 
 def reference(ax: Axes, x: Sequence[float], y: Sequence[float], label: str | None = None, **style) -> None:
