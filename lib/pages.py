@@ -63,7 +63,8 @@ def about(notebook, chapter: str, links: list[str], figures: int, repository: st
     """Append the chapter's own box: the profile shown, what can be downloaded, how to run it, in Colab too where the repository has an address."""
     profile = notebook.metadata.get("papermill", {}).get("parameters", {}).get("profile", "quick")
     kinds = {".csv": "its runs, a line each", ".parquet": "their curves"}
-    links = [*links, *(_link(kinds[path.suffix], f"results/{path.name}") for path in sorted(results_folder().glob(f"{chapter}.{profile}.*")))]
+    names = {text: f"{chapter}.{profile}{kind}" for kind, text in kinds.items()}
+    links = [*links, *(_link(text, f"results/{name}") for text, name in names.items() if (results_folder() / name).exists())]
     if figures:
         links = [*links, _link(f"the data of its {figures} figures", f"data/{chapter}/{chapter}-figures.zip")]
     lines = [":::{admonition} About this chapter", ":class: dropdown about-chapter", f"Shown at the profile **{profile}** ([what that means](profiles)).", ""]
