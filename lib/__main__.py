@@ -114,10 +114,10 @@ def look(args) -> None:
 
     path = browser.frozen(args.chapter, args.profile)
     kept = browser.kept(path)
-    todo = [(run, steps) for run, steps in browser.jumps(args.chapter, args.profile) if run.key not in kept]
+    todo = [run for run in browser.first(args.chapter, args.profile) if run.key not in kept]
     pool = sweep.worker_pool(max(1, min(os.cpu_count() or 1, len(todo))))
     try:
-        for done in as_completed(asked := {pool.submit(browser.look, run, steps): run.key for run, steps in todo}):
+        for done in as_completed(asked := {pool.submit(browser.look, run): run.key for run in todo}):
             kept[asked[done]] = done.result()
             claims._write(path, json.dumps(kept).encode())
     except BaseException:

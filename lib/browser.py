@@ -24,6 +24,7 @@ from lib.run import Run
 from lib.store import results_folder
 from lib.sweep import Sweep, sweep
 from lib.tasks.base import Batch
+from lib.train import train
 
 POINTS = 80  # of a curve
 BRIEF = 250  # a chapter with more runs than this has its main curves only
@@ -53,15 +54,24 @@ def _entry(maps: Mapping[int, Sequence], truth, names: Sequence[str], most: int)
     return {"steps": steps, "shape": list(values.shape), "names": list(names), "maps": _packed(255 * values), "truth": _packed(truth)}
 
 
-def look(run: Run, steps: Sequence[int]) -> dict:
-    """Train a run again and take its attention after these steps, as it is kept: mean over held-out sequences where the true pattern is the
-    same in all, else in the first. A map a head, or a layer where there are more than MAPS; for a task that is read once, a map a layer with a line a head.
+def look(run: Run) -> dict:
+    """Train a run again and take its attention at the first step, at its emergence and at the last, as it is kept.
+
+    The steps are those of this training: on another kind of processor it may go another way than the one whose curve is shipped.
+    Mean over held-out sequences where the true pattern is the same in all, else in the first. A map a head, or a layer where there are more than
+    MAPS; for a task that is read once, a map a layer with a line a head.
     """
+    seen: dict[int, dict] = {}
+    result = train([run], "cpu", lambda step, parameters, _: seen.update({step: {name: value.clone() for name, value in parameters.items()}}))[0]
+    curves = pd.DataFrame(result.curves).assign(run=run.key)
+    rows = pd.DataFrame([run.row() | {name: getattr(result, name) for name in ("status", "steps", "wall_s", "device")}])
+    jump = emergence(Sweep(rows, curves, 1), **line(run))["emergence"].iloc[0]
+    steps = {min(seen), max(seen)} | ({int(jump)} if np.isfinite(jump) else set())
     batch, reads = probe.held_out(run), list(run.task.reads)
     same = bool((batch.pattern == batch.pattern[:, :1]).all())
     few = Batch(*(part[:, : 256 if same else 1] for part in batch))
     maps, each = {}, len(reads) > 1 and run.model.layers * run.model.heads <= MAPS
-    for step, parameters in probe.replay(run, steps).items():
+    for step, parameters in ((step, seen[step]) for step in steps):
         found = [p[0].mean(0) for p in probe.record(probe.bind(run, parameters, few))[1].values()]  # (head, query, position)
         found = [p if p.shape[1] == len(reads) else p[:, reads] for p in found]  # the last layer is asked at the reads alone
         maps[step] = torch.cat(found) if each else torch.stack([p.mean(0) if len(reads) > 1 else p[:, 0] for p in found])
@@ -76,16 +86,11 @@ def frozen(chapter: str, profile: str) -> Path:
     return results_folder() / f"{chapter}.{profile}.attention.json"
 
 
-def jumps(chapter: str, profile: str) -> list[tuple[Run, list[int]]]:
-    """The finished runs of a chapter's first experiment, each with its first step, that of its emergence if it emerged, and its last."""
+def first(chapter: str, profile: str) -> list[Run]:
+    """The finished runs of a chapter's first experiment; none of a model without attention to look at."""
     runs = next(iter(chapters.grid(chapter, profile).values()), [])
-    result = sweep({"first": runs}, chapter=chapter, profile=profile, missing="skip")["first"]
-    rows, curves = result.rows.set_index("run", drop=False), dict(list(result.curves.groupby("run", sort=False)))
-    there = []
-    for run in (run for run in runs if run.key in rows.index and run.model.kind != "toy"):
-        jump = emergence(Sweep(rows.loc[[run.key]], curves[run.key], 1), **line(run))["emergence"].iloc[0]
-        there.append((run, sorted({0, int(curves[run.key]["step"].max())} | ({int(jump)} if np.isfinite(jump) else set()))))
-    return there
+    there = sweep({"first": runs}, chapter=chapter, profile=profile, missing="skip")["first"].rows
+    return [run for run in runs if run.model.kind != "toy" and len(there) and run.key in set(there["run"])]
 
 
 def kept(path: Path) -> dict:
