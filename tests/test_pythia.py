@@ -25,6 +25,7 @@ from lib.tasks import LinearMap
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
+safetensors = pytest.importorskip("safetensors.torch")
 LAYERS, HEADS = 2, 4
 
 
@@ -452,6 +453,31 @@ def test_a_damaged_checkpoint_gets_one_line(two, tmp_path):
     with pytest.raises(InputError) as error:
         Study(Checkpoints("14m", folder=tmp_path), tmp_path / "out", say=lambda _: None).measure(0)
     assert "cannot be loaded" in str(error.value) and "\n" not in str(error.value)
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_that_is_a_pickle_is_only_data(tmp_path):
+    folder, burst = tmp_path / "pythia-14m" / "step0", tmp_path / "burst"
+    write(folder)
+    weights = safetensors.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    neox.load(folder)  # weights alone are welcome
+    torch.save(weights | {"bomb": Bomb(burst)}, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        neox.load(folder)
+    assert not burst.exists()
+    torch.load(folder / "pytorch_model.bin", weights_only=False)
+    assert burst.exists()  # it would have
 
 
 def test_a_table_that_is_not_ours_gets_one_line(two, tmp_path):

@@ -31,7 +31,7 @@ def load(folder: Path | str, device: str = "cpu"):
     transformers.AttentionInterface.register(TAPPED, _attention)
     try:
         model = transformers.GPTNeoXForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=TAPPED, local_files_only=True
+            folder, dtype=torch.float32, attn_implementation=TAPPED, local_files_only=True, weights_only=True
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library's errors for damaged files have no common class
