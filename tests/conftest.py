@@ -2,8 +2,6 @@
 
 Results frozen at `quick` are left out: whatever takes two minutes is trained for real.
 
-The book is built beside the tests that need no built book, which come first; those that look at it come next, the chapters last.
-
 Tests that inject faults count them through the fixture `faults`: a sample of each kind in `make test`; in `make soak`, where
 BOOK_SOAK names a file, the full number, and what was counted is written there. Tests that were left out this time keep the
 rows that they have there: after a failure that was mended, its test alone can be run again.
@@ -12,7 +10,6 @@ rows that they have there: after a failure that was mended, its test alone can b
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -62,44 +59,19 @@ def faults(request):
     return Faults(request.node.nodeid)
 
 
-class Build:
-    """`python -m lib build` in the tests' own store: what a fresh clone gets. It runs beside the tests."""
-
-    process: subprocess.Popen | None = None
-    log = SCRATCH / "build.log"
-
-    def start(self) -> None:
-        with open(self.log, "w") as log:
-            command = [sys.executable, "-m", "lib", "build"]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=RESULTS.parents[1], start_new_session=True)
-
-    def wait(self) -> None:
-        if self.process:
-            assert self.process.wait() == 0, self.log.read_text()
-
-    def stop(self) -> None:
-        if self.process and self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-
-BUILD = Build()
-
-
 @pytest.fixture(scope="session")
-def quiet():
-    """For a test that takes times: the machine is its own, no book is being built."""
-    BUILD.wait()
-
-
-@pytest.fixture(scope="session")
-def book(quiet):
-    """The build folder of the built book.
+def book():
+    """The build folder after `python -m lib build`, in the tests' own store: what a fresh clone gets.
 
     Who works on the pages alone may name a build folder in BOOK_BUILT: it is taken as it is.
     """
     from lib import chapters
 
-    return Path(os.environ["BOOK_BUILT"]).resolve() if "BOOK_BUILT" in os.environ else chapters.build_folder()
+    if built := os.environ.get("BOOK_BUILT"):
+        return Path(built).resolve()
+    done = subprocess.run([sys.executable, "-m", "lib", "build"], capture_output=True, text=True, cwd=chapters.ROOT)
+    assert done.returncode == 0, done.stderr
+    return chapters.build_folder()
 
 
 @pytest.fixture
@@ -184,15 +156,10 @@ def pytest_sessionfinish():
 
 
 def pytest_unconfigure():
-    BUILD.stop()
     shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):
-    def place(item) -> int:
-        return 2 if item.path.suffix == ".ipynb" else int("quiet" in getattr(item, "fixturenames", ()))
-
-    items.sort(key=place)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu:
         import torch
@@ -200,9 +167,3 @@ def pytest_collection_modifyitems(items):
         if not torch.cuda.is_available():
             for item in gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def pytest_collection_finish(session):
-    wanted = any("book" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and "BOOK_BUILT" not in os.environ and not session.config.option.collectonly:
-        BUILD.start()

@@ -10,7 +10,7 @@ from lib.store import Store
 from lib.sweep import sweep
 
 
-def test_counts_what_is_missing_and_foretells_the_time(tmp_path, quiet):
+def test_counts_what_is_missing_and_foretells_the_time(tmp_path):
     runs = [run.model_copy(update={"training": run.training.model_copy(update={"steps": 400, "stop_below": None})}) for run in grid(3)]
     table = estimate({"a": runs, "b": runs[:2]}, store=Store(tmp_path), workers=1, device="cpu").set_index("experiment")
     assert table.loc["all", ["runs", "missing", "member-steps"]].tolist() == [6, 6, 6 * 400]
