@@ -15,7 +15,7 @@ import distributed
 import psutil
 import pytest
 from test_faults import all_gone, committed, first_commit, one_line
-from test_sweep import CELLS, ROOT, grid, same, start, table
+from test_sweep import CELLS, ROOT, grid, same, start, table, workers_of
 
 from lib import cluster
 from lib.config import InputError
@@ -75,6 +75,7 @@ class Cluster:
                 for each in [*psutil.Process(process.pid).children(recursive=True), process]:
                     each.kill()
             process.wait()
+        self.processes = []
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def worker_of(nanny) -> psutil.Process:
     children = []
 
     def there():
-        children[:] = [p for p in psutil.Process(nanny.pid).children() if "spawn_main" in " ".join(p.cmdline())]
+        children[:] = workers_of(nanny.pid)
         return children
 
     wait_for(there)

@@ -10,11 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from conftest import Faults
-from test_sweep import CELLS, ROOT, alive, grid, same, start, table
+from test_sweep import CELLS, ROOT, alive, grid, same, start, table, workers_of
 
 import lib.sweep
 from lib.config import InputError
@@ -98,7 +97,7 @@ def test_kill_9_of_workers_costs_their_own_runs_alone(tmp_path, faults, serial):
         process, kept = start(tmp_path, tmp_path / "store", command="sweep"), {}
         first_commit(tmp_path / "store", process)
         while process.poll() is None:
-            workers = [w for w in psutil.Process(process.pid).children() if "spawn_main" in " ".join(w.cmdline())]
+            workers = workers_of(process.pid)
             if workers and kills < faults.times(3, 60):
                 CHANCE.choice(workers).kill()
                 kills += 1

@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 import torch
 
@@ -122,6 +124,15 @@ def start(tmp_path, store, *arguments, command="run", before=(), cells=CELLS, **
 
 def alive(group: int) -> bool:
     return bool(subprocess.run(["pgrep", "-g", str(group)], capture_output=True).stdout)
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The worker processes of a sweep or of a nanny; one that has just ended is none."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):
+            found += [child] if "spawn_main" in " ".join(child.cmdline()) else []
+    return found
 
 
 def test_two_processes_on_one_store_share_the_work(tmp_path):
