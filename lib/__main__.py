@@ -99,13 +99,15 @@ def sweep(args) -> None:
 
 
 def freeze(args) -> None:
-    """Copy a chapter's finished runs from the store into book/results, where git keeps them."""
-    from lib import store
+    """Copy a chapter's finished runs, and what it measured inside them, from the store into book/results, where git keeps them."""
+    from lib import measured, store
 
     experiments = chapters.grid(args.chapter, args.profile)
     runs = [run for experiment in experiments.values() for run in experiment]
     count = store.freeze(runs, store.Store(), args.chapter, args.profile)
-    print(f"{args.chapter}: {count} of {len({run.key for run in runs})} runs frozen for profile {args.profile}")
+    keys = {run.key for run in runs}
+    inside = measured.freeze(keys, store.Store(), args.chapter, args.profile)
+    print(f"{args.chapter}: {count} of {len(keys)} runs frozen for profile {args.profile}, and {inside} measurements inside them")
 
 
 def look(args) -> None:
@@ -119,7 +121,7 @@ def look(args) -> None:
     try:
         for done in as_completed(asked := {pool.submit(browser.look, run): run.key for run in todo}):
             kept[asked[done]] = done.result()
-            claims._write(path, json.dumps(kept).encode())
+            claims.write(path, json.dumps(kept).encode())
     except BaseException:
         sweep.give_up(pool)
         raise

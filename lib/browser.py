@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from lib import chapters, probe
-from lib.claims import _write, build_folder
+from lib.claims import build_folder, write
 from lib.config import InputError
 from lib.emergence import emergence
 from lib.run import Run
@@ -40,7 +40,7 @@ def keep(chapter: str, run: Run, maps: Mapping[int, Sequence], truth, names: Seq
     names  one a map, such as "head 3"
     """
     path = build_folder() / "attention" / f"{chapter}.json"
-    _write(path, json.dumps(kept(path) | {run.key: _entry(maps, truth, names, most)}).encode())
+    write(path, json.dumps(kept(path) | {run.key: _entry(maps, truth, names, most)}).encode())
 
 
 def _entry(maps: Mapping[int, Sequence], truth, names: Sequence[str], most: int) -> dict:

@@ -192,7 +192,7 @@ def record(
     path = build_folder() / "measured" / f"{chapter}.json"
     records = _read(path) if path.exists() else {}
     records.setdefault(id, {})[profile] = found
-    _write(path, Records.dump_json(records, indent=1))
+    write(path, Records.dump_json(records, indent=1))
     return Verdict(**dict(found), claim=claim, chapter=chapter, profile=profile)
 
 
@@ -234,7 +234,7 @@ def _read(path: Path) -> dict[str, dict[str, Record]]:
         raise InputError(f"{path}: not a record of measured claims; delete it and run its chapter again") from None
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     """Replace a file whole: a reader sees the old one or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -283,5 +283,5 @@ def scorecard() -> list[dict[str, Any]]:
 def write_scorecard(path: Path | str | None = None) -> Path:
     """Write the scorecard as JSON, whole or not at all; to <build>/scorecard.json unless told otherwise."""
     path = Path(path) if path else build_folder() / "scorecard.json"
-    _write(path, json.dumps(scorecard(), indent=1, allow_nan=False).encode())
+    write(path, json.dumps(scorecard(), indent=1, allow_nan=False).encode())
     return path

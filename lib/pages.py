@@ -62,7 +62,7 @@ def offer_files(chapter: str, executed: Path, source: Path) -> list[str]:
 def about(notebook, chapter: str, links: list[str], figures: int, repository: str = "") -> None:
     """Append the chapter's own box: the profile shown, what can be downloaded, how to run it, in Colab too where the repository has an address."""
     profile = notebook.metadata.get("papermill", {}).get("parameters", {}).get("profile", "quick")
-    kinds = {".csv": "its runs, a line each", ".parquet": "their curves"}
+    kinds = {".csv": "its runs, a line each", ".parquet": "their curves", ".measured.npz": "what was measured inside some of them"}
     names = {text: f"{chapter}.{profile}{kind}" for kind, text in kinds.items()}
     links = [*links, *(_link(text, f"results/{name}") for text, name in names.items() if (results_folder() / name).exists())]
     if figures:

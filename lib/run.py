@@ -91,6 +91,9 @@ class Run(Config):
         parts = {"seeds": self.seeds} | {name: self._part(name) for name in ("task", "model", "training")}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     def _part(self, name: str) -> dict:
         """One part's values where they are not the defaults: a new switch does not rename old runs."""
         part = getattr(self, name)

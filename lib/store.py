@@ -54,7 +54,7 @@ def _why(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
     """Write whole or not at all; InputError where the disk is full or does not take it."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -171,8 +171,8 @@ class Store:
                 self._set_aside(run, "curves without a record")
         except OSError as error:
             raise InputError(f"store: cannot write to {self.folder} ({_why(error)}); free space or choose another store") from None
-        _write(path, data)
-        _write(path.with_suffix(".json"), json.dumps(sidecar, indent=1).encode())
+        write(path, data)
+        write(path.with_suffix(".json"), json.dumps(sidecar, indent=1).encode())
         for left in path.parent.glob(f"{run.key}.*.tmp"):  # by whoever was killed while writing this run
             left.unlink(missing_ok=True)
 
@@ -285,6 +285,6 @@ def freeze(runs: Iterable[Run], store: Store, chapter: str, profile: str) -> int
     table = table.astype({c: "float32" for c in table.select_dtypes("float64").columns})
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pandas(table, preserve_index=False), buffer, compression="zstd")
-    _write(frozen.folder / f"{chapter}.{profile}.parquet", buffer.getvalue())
-    _write(frozen.folder / f"{chapter}.{profile}.csv", pd.DataFrame(rows, dtype=object).to_csv(index=False).encode())
+    write(frozen.folder / f"{chapter}.{profile}.parquet", buffer.getvalue())
+    write(frozen.folder / f"{chapter}.{profile}.csv", pd.DataFrame(rows, dtype=object).to_csv(index=False).encode())
     return len(rows)

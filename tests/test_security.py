@@ -52,7 +52,7 @@ def unsafe(path: Path, source: str) -> list[str]:
             found.append(f"{path.name}: torch.load without weights_only=True")
         if text == "yaml.load" and not (path.name == "chapters.py" and ast.unparse(call.args[1]) == "_Plain"):
             found.append(f"{path.name}: yaml.load")
-        if text in ("np.load", "numpy.load") and "allow_pickle" in keywords:
+        if text in ("np.load", "numpy.load") and keywords.get("allow_pickle", "False") != "False":
             found.append(f"{path.name}: {ast.unparse(call)}")
     return found
 

@@ -19,7 +19,7 @@ from lib.config import InputError
 from lib.language import heads, neox, prompts
 from lib.language.checkpoints import Checkpoints
 from lib.language.search import Found, binary_search, scan, verdict
-from lib.store import Store, _write, results_folder
+from lib.store import Store, results_folder, write
 from lib.train import numerics, resolve_device
 
 SHARE = 0.5  # of its prompts that must be answered rightly for a capability to count as there
@@ -60,7 +60,7 @@ class Study:
         return _read(self._path())
 
     def _keep(self, table: pd.DataFrame, path: Path) -> None:
-        _write(path, table.to_csv(index=False).encode())
+        write(path, table.to_csv(index=False).encode())
 
     def _model(self, step: int, keep: tuple[int, ...] = ()):
         if self._loaded is None or self._loaded[0] != step:
