@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 
-from lib import chapters, drawn
+from lib import chapters, drawn, measured
 from lib.models import MODELS
 from lib.run import Training
 from lib.store import MADE, OUTCOME, Frozen, results_folder
@@ -76,10 +76,13 @@ def ahead(profiles: tuple[str, ...] = ("laptop", "paper")) -> pd.DataFrame:
 
 def downloads() -> str:
     """Markdown: links to the frozen files, which the site keeps in `results`."""
-    return "\n".join(
-        f"- {path.stem.replace('.', ', ')}: {{download}}`runs (CSV) <results/{path.name}>`, {{download}}`curves (Parquet) <results/{path.stem}.parquet>`"
-        for path in files()
-    )
+    kinds = {"csv": "runs (CSV)", "parquet": "curves (Parquet)", "measured.npz": "what was measured inside (NumPy)"}
+
+    def links(stem: str) -> str:
+        there = {f"{stem}.{kind}": text for kind, text in kinds.items()}
+        return ", ".join(f"{{download}}`{text} <results/{name}>`" for name, text in there.items() if (results_folder() / name).exists())
+
+    return "\n".join(f"- {path.stem.replace('.', ', ')}: {links(path.stem)}" for path in files())
 
 
 def processors() -> list[str]:
@@ -119,6 +122,7 @@ def dictionary() -> str:
     parts += [f"*{kind}*\n\n{block(part.__doc__)}" for kind, part in {"training": Training, **KINDS}.items()]
     parts += ["**Their curves (Parquet)**", lines(CURVES), "and what is measured at every reading:"]
     parts += [lines({kind: text for kind, part in KINDS.items() for text in _measures(part).values()})]
+    parts += ["**What was measured inside models (NumPy archive)**", measured.__doc__.split("\n\n")[-1]]
     return "\n\n".join(parts)
 
 
