@@ -4,6 +4,7 @@ A finished run keeps its curves and not its weights, so whatever looks into a mo
 `measuring` has such a function of a chapter called only where the live store and the frozen results do not know its answer. The
 answer's name is a hash of the function's own source, of the functions of the notebook that it uses, and of its arguments:
 whoever changes one of them gets a new measurement, and a function that uses anything else of the notebook is refused.
+(`joblib.Memory` does the like and pickles what it keeps; nothing here is unpickled from a file.)
 
 An array is called `<answer>/<name>`, with the name that the chapter's function gives it; `<answer>/about` is a text in JSON: the
 chapter and profile, the function, the keys of the runs, when it was made, the version of torch and the processor.

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {  # page -> (title, modules or packages)
     "api_tasks": ("Tasks and models", ["streams", "tasks", "models"]),
-    "api_training": ("Runs, training, sweeps, the store", ["run", "train", "sweep", "cluster", "store", "estimate", "bench", "plain"]),
+    "api_training": ("Runs, training, sweeps, the store", ["run", "train", "sweep", "cluster", "store", "measured", "estimate", "bench", "plain"]),
     "api_analysis": ("Theory, emergence, fits, probes, figures", ["theory", "emergence", "fit", "probe", "plots", "drawn", "claims"]),
     "api_language": ("Language models", ["language"]),
     "api_book": ("The book itself", ["chapters", "config", "site", "pages", "pdf", "reference", "browser", "scorecard", "published", "audit", "reliability"]),
