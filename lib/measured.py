@@ -100,7 +100,7 @@ def _packed(entries: dict[str, dict[str, np.ndarray]]) -> bytes:
     return buffer.getvalue()
 
 
-def measuring(chapter: str, profile: str, store: Store | None = None) -> Callable[..., dict[str, np.ndarray]]:
+def measuring(chapter: str, profile: str, store: Store | None = None) -> Callable:
     """measure(function, *arguments) -> what the function returns: known to the store or the frozen results, or made now and kept.
 
     function   takes runs and plain values, or lists of them, and uses no other variable of the notebook;
