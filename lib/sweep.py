@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pandas as pd
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -87,9 +88,18 @@ def worker_pool(workers: int, wait: bool = True) -> ProcessPoolExecutor:
 
 
 def give_up(pool: ProcessPoolExecutor) -> None:
-    """End a pool's processes at once, whatever they are doing."""
-    for process in list((pool._processes or {}).values()):
-        process.terminate()
+    """Kill a pool's processes, and those that they started.
+
+    They are not asked to end: who runs a notebook answers that by stopping its kernel, and where that has not begun yet, by
+    nothing.
+    """
+    for pid in list(pool._processes or {}):
+        with suppress(psutil.NoSuchProcess):
+            worker = psutil.Process(pid)
+            worker.suspend()  # it starts no other meanwhile
+            for process in [*worker.children(recursive=True), worker]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def _work(runs: list[Run], folder: str, device: str) -> list[Outcome]:

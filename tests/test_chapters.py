@@ -298,7 +298,7 @@ def test_they_end_at_once_when_interrupted(three):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of the group
-    said = process.communicate(timeout=120)[1]  # far less than the cells would sleep; 30 s were too few once, for a reason not found yet
+    said = process.communicate(timeout=30)[1]  # far less than the cells would sleep
     assert process.returncode == 130 and "interrupted" in said.strip().splitlines()[-1] and "Traceback" not in said
 
 

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import termios
+import time
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 
@@ -133,6 +135,29 @@ def workers_of(pid: int) -> list[psutil.Process]:
         with suppress(psutil.Error):
             found += [child] if "spawn_main" in " ".join(child.cmdline()) else []
     return found
+
+
+def deaf(folder):
+    """Start a process, and sleep, deaf to requests to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+    (Path(folder) / str(child.pid)).touch()
+    time.sleep(300)
+
+
+def test_a_pool_that_is_given_up_is_gone_with_all_that_it_started(tmp_path):
+    pool = lib.sweep.worker_pool(2)
+    workers = [psutil.Process(pid) for pid in pool._processes]
+    asked = [pool.submit(deaf, tmp_path) for _ in range(2)]
+    deadline = time.monotonic() + 60
+    while len(children := list(tmp_path.iterdir())) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    children = [psutil.Process(int(child.name)) for child in children]
+    lib.sweep.give_up(pool)
+    pool.shutdown()
+    assert not psutil.wait_procs([*workers, *children], timeout=20)[1]
+    assert all(isinstance(future.exception(), BrokenProcessPool) for future in asked)
 
 
 def test_two_processes_on_one_store_share_the_work(tmp_path):
