@@ -112,7 +112,7 @@ def freeze(args) -> None:
 
 def look(args) -> None:
     """Train the finished runs of a chapter's first experiment again, and ship their attention before, at and after the jump."""
-    from lib import browser, claims, sweep
+    from lib import browser, files, sweep
 
     path = browser.frozen(args.chapter, args.profile)
     kept = browser.kept(path)
@@ -121,7 +121,7 @@ def look(args) -> None:
     try:
         for done in as_completed(asked := {pool.submit(browser.look, run): run.key for run in todo}):
             kept[asked[done]] = done.result()
-            claims.write(path, json.dumps(kept).encode())
+            files.write(path, json.dumps(kept).encode())
     except BaseException:
         sweep.give_up(pool)
         raise

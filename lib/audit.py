@@ -20,6 +20,7 @@ import pandas as pd
 from lib import chapters
 from lib.config import InputError
 from lib.emergence import first_below
+from lib.files import write as write_whole
 from lib.run import Run
 from lib.store import Frozen, Store, results_folder
 from lib.sweep import make_up
@@ -112,8 +113,7 @@ def load() -> dict:
 
 def write(record: dict, path: Path) -> Path:
     """Keep a record as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_whole(path, (json.dumps(record, indent=1) + "\n").encode())
     return path
 
 

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lib import chapters
 from lib.config import InputError
+from lib.files import write
 from lib.models import Transformer
 from lib.plain import PlainLoop
 from lib.run import Run, Training
@@ -258,8 +259,7 @@ def machine() -> str:
 
 def _write(out: Path, rows: list[dict]) -> list[dict]:
     rows = [row | {"machine": machine()} for row in rows]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(rows, indent=1) + "\n")
+    write(out, (json.dumps(rows, indent=1) + "\n").encode())
     return rows
 
 

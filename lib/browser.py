@@ -17,9 +17,10 @@ import pandas as pd
 import torch
 
 from lib import chapters, probe
-from lib.claims import build_folder, write
+from lib.claims import build_folder
 from lib.config import InputError
 from lib.emergence import emergence
+from lib.files import write
 from lib.run import Run
 from lib.store import results_folder
 from lib.sweep import Sweep, sweep

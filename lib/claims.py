@@ -16,6 +16,7 @@ import yaml
 from pydantic import AfterValidator, Field, NonNegativeInt, TypeAdapter, ValidationError, model_validator
 
 from lib.config import Config, InputError
+from lib.files import write
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CLAIMS = REPOSITORY / "book" / "claims.yml"
@@ -232,21 +233,6 @@ def _read(path: Path) -> dict[str, dict[str, Record]]:
         return Records.validate_json(path.read_bytes())
     except (OSError, ValidationError):
         raise InputError(f"{path}: not a record of measured claims; delete it and run its chapter again") from None
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replace a file whole: a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if temporary.exists():
-            temporary.unlink()
-        raise InputError(f"{path}: cannot be written ({error.strerror}); name another folder in BOOK_BUILD") from None
 
 
 def recorded() -> dict[str, Verdict]:

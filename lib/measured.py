@@ -32,8 +32,9 @@ import numpy as np
 import torch
 
 from lib.config import InputError
+from lib.files import write
 from lib.run import Run
-from lib.store import Store, processor, results_folder, write
+from lib.store import Store, processor, results_folder
 
 VERSION = 1  # to be raised when a probe of this package comes to mean something else
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)

@@ -13,7 +13,7 @@ PAGES = {  # page -> (title, modules or packages)
     "api_training": ("Runs, training, sweeps, the store", ["run", "train", "sweep", "cluster", "store", "measured", "estimate", "bench", "plain"]),
     "api_analysis": ("Theory, emergence, fits, probes, figures", ["theory", "emergence", "fit", "probe", "plots", "drawn", "claims"]),
     "api_language": ("Language models", ["language"]),
-    "api_book": ("The book itself", ["chapters", "config", "site", "pages", "pdf", "reference", "browser", "scorecard", "published", "audit", "reliability"]),
+    "api_book": ("The book itself", ["chapters", "config", "files", "site", "pages", "pdf", "reference", "browser", "scorecard", "published", "audit", "reliability"]),
 }
 
 

@@ -16,9 +16,8 @@ import platform
 import re
 import sys
 import time
-import uuid
 from collections.abc import Iterable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import filelock
@@ -28,6 +27,7 @@ import pyarrow.parquet as pq
 import torch
 
 from lib.config import InputError
+from lib.files import why, write
 from lib.run import Run
 from lib.train import Result
 
@@ -48,33 +48,6 @@ def processor() -> str:
         return re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
     except (OSError, TypeError):
         return platform.processor() or platform.machine()
-
-
-def _why(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write whole or not at all; InputError where the disk is full or does not take it."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise InputError(
-            f"store: cannot write {path.name} in {path.parent} ({_why(error)}); free space or choose another store"
-        ) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _seal(sidecar: dict) -> str:
@@ -137,7 +110,7 @@ class Store:
             yield False
             return
         except OSError as error:
-            raise InputError(f"store: cannot lock a run in {self.folder} ({_why(error)}); free space or choose another store") from None
+            raise InputError(f"store: cannot lock a run in {self.folder} ({why(error)}); free space or choose another store") from None
         try:
             yield True
         finally:
@@ -170,7 +143,7 @@ class Store:
             if path.exists() and path.read_bytes() != data:
                 self._set_aside(run, "curves without a record")
         except OSError as error:
-            raise InputError(f"store: cannot write to {self.folder} ({_why(error)}); free space or choose another store") from None
+            raise InputError(f"store: cannot write to {self.folder} ({why(error)}); free space or choose another store") from None
         write(path, data)
         write(path.with_suffix(".json"), json.dumps(sidecar, indent=1).encode())
         for left in path.parent.glob(f"{run.key}.*.tmp"):  # by whoever was killed while writing this run
@@ -196,7 +169,7 @@ class Store:
             self._set_aside(run, " ".join(str(error).split()))
             return None
         except OSError as error:
-            raise InputError(f"store: cannot read run {run.key} in {self.folder} ({_why(error)}); mend the disk, or choose another store") from None
+            raise InputError(f"store: cannot read run {run.key} in {self.folder} ({why(error)}); mend the disk, or choose another store") from None
 
     def made(self, run: Run) -> dict:
         """Date, torch and processor of a run that `get` finds here; {} if it is not here."""
@@ -218,7 +191,7 @@ class Store:
                     os.replace(damaged, aside / (f"{damaged.name}.{number}" if number else damaged.name))
         except OSError as error:
             raise InputError(
-                f"store: run {run.key} is damaged ({why}) and cannot be set aside in {aside} ({_why(error)}); make {self.folder} writable"
+                f"store: run {run.key} is damaged ({why}) and cannot be set aside in {aside} ({why(error)}); make {self.folder} writable"
             ) from None
         print(f"store: run {run.key} is damaged ({why}); set aside in {aside}, it will be trained again", file=sys.stderr)
 

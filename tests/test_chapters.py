@@ -292,7 +292,10 @@ def test_they_end_at_once_when_interrupted(three):
         notebook = chapters.read(name)
         notebook.cells[-1].source = "import time; open(f'../{name}.begun', 'w').close(); time.sleep(300)".replace("{name}", name)
         nbformat.write(notebook, three / "book" / f"{name}.ipynb")
-    process = subprocess.Popen([sys.executable, "-m", "lib", "build"], cwd=chapters.ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lib", "build"], cwd=chapters.ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts in the background is deaf to it
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while not (three / "tiny.begun").exists() and not (three / "other.begun").exists():
         assert process.poll() is None and time.monotonic() < deadline

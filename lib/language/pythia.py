@@ -16,10 +16,11 @@ import torch
 
 from lib import probe
 from lib.config import InputError
+from lib.files import write
 from lib.language import heads, neox, prompts
 from lib.language.checkpoints import Checkpoints
 from lib.language.search import Found, binary_search, scan, verdict
-from lib.store import Store, results_folder, write
+from lib.store import Store, results_folder
 from lib.train import numerics, resolve_device
 
 SHARE = 0.5  # of its prompts that must be answered rightly for a capability to count as there
