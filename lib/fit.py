@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import statsmodels.api as sm
 from scipy.optimize import minimize
-from scipy.stats import norm
+from scipy.special import log_ndtr
 from statsmodels.duration.hazard_regression import PHReg
 
 from lib.config import InputError
@@ -76,10 +76,14 @@ def _tobit(x: np.ndarray, y: np.ndarray, emerged: np.ndarray) -> np.ndarray:
     spread = np.std(y[emerged] - x[emerged] @ start) + 1e-3
 
     def negative_log_likelihood(theta):
+        """It, up to a constant, and its gradient."""
         z = (y - x @ theta[:-1]) / math.exp(theta[-1])
-        return -(norm.logpdf(z[emerged]) - theta[-1]).sum() - norm.logsf(z[~emerged]).sum()
+        survival = log_ndtr(-z)
+        slope = np.where(emerged, z, np.exp(-np.square(z) / 2 - survival) / math.sqrt(2 * math.pi))
+        value = np.where(emerged, np.square(z) / 2 + theta[-1], -survival).sum()
+        return value, np.append(-slope @ x / math.exp(theta[-1]), emerged.sum() - slope @ z)
 
-    return minimize(negative_log_likelihood, [*start, math.log(spread)], method="BFGS").x[:-1]
+    return minimize(negative_log_likelihood, [*start, math.log(spread)], jac=True, method="BFGS").x[:-1]
 
 
 def power_law(
