@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 import torch
-from scipy.stats import norm
+from scipy.special import ndtri
 from torch import Tensor
 
 GAMMA, MIX_1, MIX_2 = (
@@ -91,7 +91,7 @@ def choose(key: Tensor, shape: tuple[int, ...], high: int, count: int) -> Tensor
 @functools.cache
 def _quantiles(device: str) -> Tensor:
     """65 536 equally likely normal quantiles, unit variance, on the integer grid."""
-    z = norm.ppf((np.arange(1 << 16) + 0.5) / (1 << 16))
+    z = ndtri((np.arange(1 << 16) + 0.5) / (1 << 16))
     return torch.from_numpy(np.rint(z / z.std() * GRID).astype(np.int32)).to(device)
 
 

@@ -47,3 +47,21 @@ def test_what_is_left_adds_up():
     assert table.loc["linear_map", "runs"] == len(runs)
     left = sum(run.training.steps for key, run in runs.items() if key not in Frozen().rows)
     assert table.loc["linear_map", "steps left"] == left
+
+
+def test_the_tests_draw_a_third_of_the_quick_runs_to_train_again(tmp_path):
+    """What conftest leaves out of the tests' own results: other runs with another draw, and all of them on demand."""
+    from conftest import RESULTS, ship
+
+    def kept(draw):
+        ship(RESULTS, tmp_path / draw, draw)
+        return {path.name: set(pd.read_csv(path)["run"]) for path in sorted((tmp_path / draw).glob("*.csv"))}
+
+    one, again, none = kept("1"), kept("2"), kept("all")
+    for name, runs in one.items():
+        everything = set(pd.read_csv(RESULTS / name)["run"])
+        if ".quick." in name:
+            assert len(runs) == len(everything) - len(everything) // 3 and runs < everything and again[name] != runs and name not in none
+        else:
+            assert runs == everything == none[name]
+    assert any(".quick." in name for name in one)
