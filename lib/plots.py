@@ -19,6 +19,9 @@ COLORS = {  # Okabe and Ito's colours, told apart under every common colour blin
     "sky": "#56B4E9", "amber": "#E69F00", "black": "#222222", "grey": "#767676",
 }
 
+MIXERS = {"attention": "attention", "mlp_mixer": "MLP-Mixer", "mlp_mixer_unmasked": "MLP-Mixer, no mask", "linear_rnn": "linear RNN", "mamba": "Mamba",
+          "gated_deltanet": "Gated DeltaNet", "rwkv": "RWKV", "xlstm": "xLSTM"}  # fmt: skip
+
 STYLE = {
     "figure.figsize": (6.4, 3.8), "figure.dpi": 100, "savefig.dpi": 200, "figure.constrained_layout.use": True,
     "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white", "savefig.transparent": False,
@@ -41,6 +44,23 @@ def use() -> None:
 
         set_matplotlib_formats("retina", bbox_inches="tight", facecolor="white")
         drawn.attach()  # after the former, which forgets how figures are shown
+
+
+def words(name):
+    """A name as a reader would write it: mixers by their own names, spaces for underscores; what is no name stays."""
+    return MIXERS.get(name, name.replace("_", " ")) if isinstance(name, str) else name
+
+
+def table(frame: pd.DataFrame, digits: int = 2) -> pd.DataFrame:
+    """A table to show: names in words, numbers rounded, "–" where there is none and "not reached" where a wait has no end."""
+    frame = frame.round(digits).rename(columns=words, index=words)
+    frame.index.names, frame.columns.names = ([words(name) for name in axis.names] for axis in (frame.index, frame.columns))
+    for column, kind in frame.dtypes.items():
+        if pd.api.types.is_float_dtype(kind) and not np.isfinite(frame[column]).all():
+            frame[column] = frame[column].astype(object).where(frame[column].notna(), "–").replace(np.inf, "not reached")
+        elif not pd.api.types.is_numeric_dtype(kind):
+            frame[column] = frame[column].map(words)
+    return frame
 
 
 def palette(values: Iterable) -> dict:
@@ -138,7 +158,7 @@ def strip(ax: Axes, table: pd.DataFrame, by: str) -> None:
         ax.scatter(late["observed_until"], [place] * len(late), s=28, marker=">", facecolors="none", edgecolors=COLORS["blue"])
     seen = table["observed_until"]
     ax.set(xscale="log", xlabel="emergence (steps)", ylim=(len(medians) - 0.5, -0.5), xlim=(seen.min() / 1.6, seen.max() * 1.6))
-    ax.set_yticks(range(len(medians)), medians.index)
+    ax.set_yticks(range(len(medians)), map(words, medians.index))
     ax.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_locator(mpl.ticker.NullLocator())

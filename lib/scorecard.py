@@ -9,6 +9,7 @@ import pandas as pd
 from pandas.io.formats.style import Styler
 
 from lib import claims
+from lib.plots import words
 
 TITLES = {"A": "Paper A", "B": "Paper B", "R": "What public reproductions found"}
 COLORS = {"agrees": "#00664b", "direction": "#0072b2", "disagrees": "#b34700", "not run": "#595959"}
@@ -50,7 +51,7 @@ def table(paper: str) -> Styler:
             "verdict": mine.verdict if mine else "not run",
             "claim": claim.claim,
             "paper": (f"Fig. {claim.figure}\n" if claim.figure else "") + claim.reported.text,
-            "here": mine.numbers("\n") if mine else "–",
+            "here": "\n".join(f"{words(name)} {mine.text(name)}" for name in mine.measured) if mine else "–",
             "runs": _runs(mine) if mine else "–",
             "figure": f"{claim.chapter}.html#{claim.shows}",
         })
@@ -73,8 +74,8 @@ def rules() -> Styler:
     return _show(pd.DataFrame([{
         "id": claim.id,
         "kind": claim.kind,
-        "measured": "\n".join(f"{name}: {definition}" for name, definition in claim.measures.items()),
-        **{verdict: "\n".join(f"{name} {_range(ends)}" for name, ends in claim.rule[verdict].items())
+        "measured": "\n".join(f"{words(name)}: {definition}" for name, definition in claim.measures.items()),
+        **{verdict: "\n".join(f"{words(name)} {_range(ends)}" for name, ends in claim.rule[verdict].items())
            for verdict in ("agrees", "direction")},
         "why": claim.why + (f"\nAmended after a run: {claim.amended}" if claim.amended else ""),
     } for claim in claims.load()]), "The rules, written before the runs; a rule that was changed after one says so", "rules")
@@ -82,7 +83,7 @@ def rules() -> Styler:
 
 def _short(mine: claims.Verdict) -> str:
     """What keeps a claim from `agrees`, as Markdown."""
-    missed = [f"{name} {mine.text(name)} (to agree: {_range(mine.claim.rule['agrees'][name])})" for name in mine.outside()]
+    missed = [f"{words(name)} {mine.text(name)} (to agree: {_range(mine.claim.rule['agrees'][name])})" for name in mine.outside()]
     return f"**{mine.claim.id}** {mine.claim.claim} Outside: {'; '.join(missed)}." + (f" {mine.note}" if mine.note else "")
 
 

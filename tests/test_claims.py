@@ -284,7 +284,7 @@ def test_the_readers_tables_and_reading_show_every_verdict(build):
     assert scorecard.counts().loc["A"].to_dict() == {"agrees": 1, "direction": 1, "disagrees": 1, "not run": 15}
     html, words = scorecard.table("A").to_html(), scorecard.reading()
     assert all(f">{id}<" in html for id in IDS[:18]) and all(f">{verdict}<" in html for verdict in claims.VERDICTS)
-    assert "Hold (1):** A3." in words and "escape_time 0.9 (to agree: 0.95 to 1.05)" in words
+    assert "Hold (1):** A3." in words and "escape time 0.9 (to agree: 0.95 to 1.05)" in words
     assert "**A2**" in words and "A14, A15, A16, A17, A18: the chapter `associative_recall`" in words
     assert all(f">{id}<" in scorecard.rules().to_html() for id in IDS)
 

@@ -84,3 +84,21 @@ def test_shares_are_drawn_with_their_intervals(ax):
     (bars,) = ax.containers
     assert bars.lines[0].get_ydata().tolist() == [0, 0.5]
     assert [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()] == [[0, 0.4], [0.2, 0.8]]
+
+
+def test_a_table_is_shown_in_words_and_without_raw_nothings():
+    raw = pd.DataFrame({"median_step": [1.234, np.inf], "share": [np.nan, 0.5], "runs": [3, 4], "best_mixer": ["rwkv", "attention"], "seen": [True, False]},
+                       index=pd.MultiIndex.from_tuples([("mlp_mixer", 1.0), ("gated_deltanet", np.inf)], names=["mixer", "score_bias"]))
+    kept = raw.copy()
+    shown = plots.table(raw)
+    assert list(shown.columns) == ["median step", "share", "runs", "best mixer", "seen"] and list(shown.index.names) == ["mixer", "score bias"]
+    assert list(shown.index) == [("MLP-Mixer", 1.0), ("Gated DeltaNet", np.inf)]
+    assert shown["median step"].tolist() == [1.23, "not reached"] and shown["share"].tolist() == ["–", 0.5]
+    assert shown["best mixer"].tolist() == ["RWKV", "attention"] and shown["runs"].dtype == int and shown["seen"].tolist() == [True, False]
+    pd.testing.assert_frame_equal(raw, kept)
+
+
+def test_every_mixer_has_a_name_of_its_own():
+    from lib.models.mixers import MIXERS
+
+    assert set(plots.MIXERS) == {"attention", *MIXERS}
