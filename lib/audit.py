@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import chapters
+from lib import chapters, files
 from lib.config import InputError
 from lib.emergence import first_below
-from lib.files import write as write_whole
 from lib.run import Run
 from lib.store import Frozen, Store, results_folder
 from lib.sweep import make_up
@@ -113,7 +112,7 @@ def load() -> dict:
 
 def write(record: dict, path: Path) -> Path:
     """Keep a record as JSON."""
-    write_whole(path, (json.dumps(record, indent=1) + "\n").encode())
+    files.write(path, (json.dumps(record, indent=1) + "\n").encode())
     return path
 
 

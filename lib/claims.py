@@ -118,9 +118,9 @@ class Verdict(Record):
         value, *ends = ("?" if x is None else f"{x:.4f}" if 0.99 <= x < 1 else f"{x:.3g}" for x in numbers)
         return "not measured" if value == "?" else value + (f" [{', '.join(ends)}]" if ends else "")
 
-    def numbers(self, joint: str = ", ") -> str:
+    def numbers(self) -> str:
         """Every measured number with its name."""
-        return joint.join(f"{name} {self.text(name)}" for name in self.measured)
+        return ", ".join(f"{name} {self.text(name)}" for name in self.measured)
 
     def outside(self) -> list[str]:
         """The measures whose numbers keep the verdict from being `agrees`."""

@@ -180,7 +180,7 @@ class Store:
         day = time.strftime("%Y-%m-%d", time.gmtime(made["finished_at"]))
         return {"finished": day, "torch": made["torch"], "processor": made.get("processor")}
 
-    def _set_aside(self, run: Run, why: str) -> None:
+    def _set_aside(self, run: Run, reason: str) -> None:
         """Move a run's files to the folder `damaged`, under names that are free there, and say so."""
         aside = self.folder / "damaged"
         try:
@@ -191,9 +191,9 @@ class Store:
                     os.replace(damaged, aside / (f"{damaged.name}.{number}" if number else damaged.name))
         except OSError as error:
             raise InputError(
-                f"store: run {run.key} is damaged ({why}) and cannot be set aside in {aside} ({why(error)}); make {self.folder} writable"
+                f"store: run {run.key} is damaged ({reason}) and cannot be set aside in {aside} ({why(error)}); make {self.folder} writable"
             ) from None
-        print(f"store: run {run.key} is damaged ({why}); set aside in {aside}, it will be trained again", file=sys.stderr)
+        print(f"store: run {run.key} is damaged ({reason}); set aside in {aside}, it will be trained again", file=sys.stderr)
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

@@ -1,7 +1,7 @@
 """The tests have a store, a build folder and results of their own, for the notebooks too; the repository is not touched.
 
-Of the runs that are shipped at `quick` every third is left out, drawn anew each time, and trained again by the chapters; so is
-what they measure inside models. BOOK_DRAW is the draw, printed at the top, to repeat one; BOOK_DRAW=all leaves out all of them.
+Of the runs that are shipped at `quick` a third is left out, drawn anew each time, and trained again by the chapters; so is all
+that they measure inside models. BOOK_DRAW is the draw, printed at the top, to repeat one; BOOK_DRAW=all leaves out all of them.
 
 Tests that inject faults count them through the fixture `faults`: a sample of each kind in `make test`; in `make soak`, where
 BOOK_SOAK names a file, the full number, and what was counted is written there. Tests that were left out this time keep the

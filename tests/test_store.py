@@ -64,6 +64,15 @@ def test_damaged_runs_are_set_aside_named_and_made_again(store, how, suffix, cap
         assert list((store.folder / "damaged").iterdir())
 
 
+def test_a_damaged_run_that_cannot_be_set_aside_is_named_in_one_line_and_stays(store):
+    path = store.path(RUNS[0].key, ".parquet")
+    path.write_bytes(damaged := path.read_bytes()[:-1])
+    (store.folder / "damaged").touch()  # where the folder should be
+    with pytest.raises(InputError, match=f"run {RUNS[0].key} is damaged .* cannot be set aside in .* \\(File exists\\); make .* writable"):
+        sweep({"a": RUNS}, chapter="x", store=store, missing="skip")
+    assert path.read_bytes() == damaged
+
+
 def test_skip_shows_what_exists_and_counts_what_does_not(store, tmp_path):
     wanted = [*RUNS, RUNS[0].model_copy(update={"seed": 7})]
     some = sweep({"a": wanted}, chapter="x", store=store, missing="skip")["a"]
