@@ -31,7 +31,7 @@ def _show(table: pd.DataFrame, caption: str, uuid: str) -> Styler:
     style = table.style.hide(axis="index").set_caption(caption).set_uuid(uuid).format(_typeset)
     style = style.set_properties(**{"text-align": "left", "vertical-align": "top", "white-space": "pre-line"})
     wide = [name for name in ("claim", "measured", "why") if name in table]
-    style = style.set_properties(subset=wide, **{"min-width": "15em"})
+    style = style.set_properties(subset=wide, **{"min-width": "13em"})
     narrow = [name for name in ("here", "runs", "verdict", "agrees", "direction") if name in table]
     style = style.set_properties(subset=narrow, **{"white-space": "pre"})
     return style.set_table_styles([{"selector": "th", "props": "text-align: left"}])
