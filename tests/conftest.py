@@ -1,13 +1,15 @@
 """The tests have a store, a build folder and results of their own, for the notebooks too; the repository is not touched.
 
 Of the runs that are shipped at `quick` a third is left out, drawn anew each time, and trained again by the chapters; so is all
-that they measure inside models. BOOK_DRAW is the draw, printed at the top, to repeat one; BOOK_DRAW=all leaves out all of them.
+that they measure inside models. Runs that differ in `perturb` alone are left out together: a chapter compares them to the bit,
+which holds on one kind of processor. BOOK_DRAW is the draw, printed at the top, to repeat one; BOOK_DRAW=all leaves out all of them.
 
 Tests that inject faults count them through the fixture `faults`: a sample of each kind in `make test`; in `make soak`, where
 BOOK_SOAK names a file, the full number, and what was counted is written there. Tests that were left out this time keep the
 rows that they have there: after a failure that was mended, its test alone can be run again.
 """
 
+import csv
 import json
 import os
 import random
@@ -21,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from lib.store import MADE, OUTCOME
+
 SCRATCH = Path(tempfile.mkdtemp(prefix="book-tests-"))
 RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 DRAW = os.environ.setdefault("BOOK_DRAW", str(random.SystemRandom().randrange(10**6)))
@@ -30,8 +34,14 @@ def ship(source: Path, target: Path, draw: str) -> None:
     """Copy the shipped results; of those at `quick` all but the runs of this draw."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.quick.measured.npz", *["*.quick.*"] * (draw == "all")))
     for path in sorted(target.glob("*.quick.csv")):
-        header, *rows = path.read_text().splitlines(keepends=True)
-        path.write_text("".join([header, *random.Random(f"{draw} {path.name}").sample(rows, len(rows) - len(rows) // 3)]))
+        header, *lines = path.read_text().splitlines(keepends=True)
+        alike = defaultdict(list)
+        for line, row in zip(lines, csv.DictReader([header, *lines]), strict=True):
+            alike[tuple(value for name, value in row.items() if name not in ("run", "perturb", *OUTCOME, *MADE))].append(line)
+        families, left = random.Random(f"{draw} {path.name}").sample(list(alike.values()), len(alike)), len(lines)
+        while left > len(lines) - len(lines) // 3:
+            left -= len(families.pop())
+        path.write_text("".join([header, *sum(families, [])]))
 
 
 ship(RESULTS, SCRATCH / "results", DRAW)
