@@ -9,7 +9,9 @@ BOOK_SOAK names a file, the full number, and what was counted is written there. 
 rows that they have there: after a failure that was mended, its test alone can be run again.
 """
 
+import contextlib
 import csv
+import functools
 import json
 import os
 import random
@@ -118,9 +120,9 @@ def ax():
         plt.close(figure)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Headless Chromium without a network. For a module at a time: the event loop that drives it is in the way of others."""
+@contextlib.contextmanager
+def chromium():
+    """Headless Chromium without a network; a thread needs one of its own."""
     from playwright.sync_api import sync_playwright
 
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -128,28 +130,34 @@ def browser():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium, and finds none; on Debian: apt install chromium")
     flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
     with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=path, args=flags)
-        yield chromium
-        chromium.close()
+        browser = driver.chromium.launch(executable_path=path, args=flags)
+        yield browser
+        browser.close()
+
+
+def opened(browser, path, address=None, **options):
+    """A page opened from disk, and what went wrong on it: failed requests, errors, refusals."""
+    context = browser.new_context(offline=address is None, reduced_motion="reduce", **options)  # no colour is read half-way through its fade
+    page, faults = context.new_page(), []
+    page.on("requestfailed", lambda request: faults.append(f"{request.url}: {request.failure}"))
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(address or Path(path).resolve().as_uri(), wait_until="load")
+    return page, faults
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """For a module at a time: the event loop that drives it is in the way of others."""
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
 def visit(browser):
-    """visit(path, **options) -> a page opened from disk, and what went wrong on it: failed requests, errors, refusals."""
-    contexts = []
-
-    def visit(path, address=None, **options):
-        context = browser.new_context(offline=address is None, reduced_motion="reduce", **options)  # no colour is read half-way through its fade
-        contexts.append(context)
-        page, faults = context.new_page(), []
-        page.on("requestfailed", lambda request: faults.append(f"{request.url}: {request.failure}"))
-        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.goto(address or Path(path).resolve().as_uri(), wait_until="load")
-        return page, faults
-
-    yield visit
-    for context in contexts:
+    """visit(path, **options): `opened` in this browser."""
+    yield functools.partial(opened, browser)
+    for context in browser.contexts:
         context.close()
 
 

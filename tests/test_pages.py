@@ -2,11 +2,13 @@
 
 import functools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from conftest import chromium, opened
 
 from lib import chapters
 
@@ -18,23 +20,30 @@ def pages(book):
     return found
 
 
-@pytest.mark.parametrize("color", ["light", "dark"])
-def test_every_page_renders_without_a_fault_and_is_accessible(pages, visit, color):
+def faults_of(visits):
+    faults = []
+    with chromium() as browser:
+        for path, color in visits:
+            page, wrong = opened(browser, path, color_scheme=color, viewport={"width": 1280, "height": 900})
+            found = Axe().run(page, options={"resultTypes": ["violations"], "preload": False}).response["violations"]
+            said = [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found if v["impact"] in ("serious", "critical")]
+            page.set_viewport_size({"width": 390, "height": 844})
+            page.wait_for_timeout(200)
+            if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
+                said.append(f"{over} px too wide for a phone")
+            if page.locator("svg.svg-inline--fa:not(:has(> path, > g path))").count():
+                said.append("an icon is missing")
+            faults += [f"{path.name}, {color}: {line}" for line in said + wrong]  # the late ones too
+            page.context.close()
+    return faults
+
+
+def test_every_page_renders_without_a_fault_and_is_accessible(pages):
     """No failed request, error or refusal by the page's policy; nothing serious for axe-core; no page scrolls sideways on a phone."""
-    faults, kinds = [], ("intro", "theory", "scorecard", "data", "explorer", "runs", "rerun", "search")  # one of each kind in the dark
-    for path in (path for path in pages if color == "light" or path.stem in kinds):
-        page, wrong = visit(path, color_scheme=color, viewport={"width": 1280, "height": 900})
-        found = Axe().run(page, options={"resultTypes": ["violations"], "preload": False}).response["violations"]
-        faults += [f"{path.name}: {v['id']}: {v['nodes'][0]['html'][:200]}" for v in found if v["impact"] in ("serious", "critical")]
-        page.set_viewport_size({"width": 390, "height": 844})
-        page.wait_for_timeout(200)
-        if (over := page.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
-            faults.append(f"{path.name}: {over} px too wide for a phone")
-        if page.locator("svg.svg-inline--fa:not(:has(> path, > g path))").count():
-            faults.append(f"{path.name}: an icon is missing")
-        faults += [f"{path.name}: {line}" for line in wrong]  # the late ones too
-        page.context.close()
-    assert faults == []
+    kinds = ("intro", "theory", "scorecard", "data", "explorer", "runs", "rerun", "search")  # one of each kind in the dark
+    visits = [(path, color) for color in ("light", "dark") for path in pages if color == "light" or path.stem in kinds]
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(faults_of, (visits[::2], visits[1::2])), []) == []
 
 
 def test_the_tests_above_can_fail(tmp_path, visit):
