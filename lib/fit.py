@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import statsmodels.api as sm
 from scipy.optimize import minimize
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtri, stdtrit
 from statsmodels.duration.hazard_regression import PHReg
 
 from lib.config import InputError
@@ -86,6 +86,18 @@ def _tobit(x: np.ndarray, y: np.ndarray, emerged: np.ndarray) -> np.ndarray:
     return minimize(negative_log_likelihood, [*start, math.log(spread)], jac=True, method="BFGS").x[:-1]
 
 
+def widened(value, draws, n: int, fitted: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of a 95 % interval about `value` from bootstrap draws of n runs in which `fitted` means were estimated.
+
+    Draws from few runs scatter too little, by sqrt((n - fitted) / n), and how much they scatter is uncertain itself. So the
+    draws' percentiles 2.5 and 97.5 are moved away from `value` by the inverse of the first and, for the second, by the ratio
+    of Student's quantile to the normal one. NaN where n = fitted: one run each says nothing of their scatter.
+    """
+    wider = math.sqrt(n / (n - fitted)) * stdtrit(n - fitted, 0.975) / ndtri(0.975) if n > fitted else math.nan
+    low, high = np.percentile(draws, [2.5, 97.5], axis=0)
+    return value + wider * (low - value), value + wider * (high - value)
+
+
 def power_law(
     table: pd.DataFrame,
     time: str,
@@ -100,8 +112,8 @@ def power_law(
 
     observed     column that is False where `time` is only how long a run was watched. Without it every row counts as seen
                  and the fit is the papers' least squares; with it the censored rows enter by maximum likelihood.
-    seed_column  intervals by bootstrap over seeds within each cell of the factors (percentiles 2.5 and 97.5), or over all
-                 runs where a cell has one alone; without it the regression's own t intervals.
+    seed_column  intervals by bootstrap over seeds within each cell of the factors, or over all runs where a cell has one
+                 alone, `widened` for how few they are; without it the regression's own t intervals.
     """
     x, y = _design(table, time, factors)
     emerged = np.ones(len(y), bool) if observed is None else table[observed].to_numpy(bool)
@@ -120,12 +132,10 @@ def power_law(
         cells = list(table.groupby(list(factors.values())).indices.values())
         if min(map(len, cells)) == 1:
             cells = [np.arange(len(y))]
-        generator, draws = np.random.default_rng(seed), []
-        while len(draws) < resamples:
-            rows = np.concatenate([generator.choice(cell, len(cell)) for cell in cells])
-            if np.linalg.matrix_rank(x[rows][emerged[rows]]) == len(names):
-                draws.append(solve(x[rows], y[rows], emerged[rows]))
-        low, high = np.percentile(draws, [2.5, 97.5], axis=0)
+        generator = np.random.default_rng(seed)
+        drawn = np.hstack([generator.choice(cell, (resamples, len(cell))) for cell in cells])
+        draws = [solve(x[rows], y[rows], emerged[rows]) for rows in drawn if np.linalg.matrix_rank(x[rows][emerged[rows]]) == len(names)]
+        low, high = widened(best, draws, len(y), max(len(cells), len(names)))
     residual = y[emerged] - x[emerged] @ best
     r2 = 1 - residual @ residual / np.square(y[emerged] - y[emerged].mean()).sum()
     estimates = {name: Estimate(*map(float, (best[i], low[i], high[i]))) for i, name in enumerate(names)}
@@ -164,7 +174,7 @@ def hazard_exponent(table: pd.DataFrame, factor: str, *, groups: str = "seed") -
 
     The hazard is the rate at which runs emerge that have not yet. n independent searchers have n times the hazard of one,
     so β = 1, whatever one searcher's distribution of times is. `table` is `lib.emergence.emergence`'s; rows with the same
-    `groups` may depend on one another, which widens the 95 % interval.
+    `groups` may depend on one another: the 95 % interval is Student's about errors that are robust to it, for so many groups.
     """
     for column in (factor, groups):
         if column not in table:
@@ -173,8 +183,11 @@ def hazard_exponent(table: pd.DataFrame, factor: str, *, groups: str = "seed") -
     if not ((values > 0).all() and np.ptp(values) > 0 and table["emerged"].any()):
         raise InputError(f"hazard_exponent: {factor} must take two positive values or more, and at least one run must emerge")
     model = PHReg(table["observed_until"].to_numpy(float), np.log(values), status=table["emerged"].to_numpy(int), ties="efron")
-    found = model.fit(groups=pd.factorize(table[groups])[0])
-    return Estimate(float(found.params[0]), *map(float, found.conf_int()[0]))
+    alike = pd.factorize(table[groups])[0]
+    found, n = model.fit(groups=alike), alike.max() + 1
+    value, error = float(found.params[0]), float(found.bse[0]) * math.sqrt(n / (n - 1)) if n > 1 else math.nan
+    reach = float(stdtrit(n - 1, 0.975)) * error
+    return Estimate(value, value - reach, value + reach)
 
 
 def summary(laws: dict[str, PowerLaw]) -> pd.DataFrame:

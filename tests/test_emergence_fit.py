@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import stdtrit
 
 from lib.config import InputError
 from lib.emergence import counts, emergence, first_below, median_emergence, solve_rate, survival
@@ -65,16 +66,16 @@ def test_exact_law_is_recovered_exactly():
     assert law.formula() == r"t = 0.76 \, d^{1.29} \, T^{0.80}" and (law.n, law.censored) == (96, 0)
 
 
-def test_intervals_cover():
-    """95 % intervals of both kinds hold the truth in most of 40 repetitions (fewer than 32 has probability below 1e-3)."""
-    generator = np.random.default_rng(1)
-    hits = {"ols": 0, "bootstrap": 0}
-    for _ in range(40):
-        table = synthetic(generator=generator)
-        for name, kw in {"ols": {}, "bootstrap": dict(seed_column="seed", resamples=200)}.items():
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_intervals_cover(seeds):
+    """95 % intervals of both kinds hold the truth in 95 % of 200 repetitions (within 90 and 98.5: else p < 1e-3), however few the seeds; with one, at least."""
+    generator, hits = np.random.default_rng(1), {"ols": 0, "bootstrap": 0}
+    for _ in range(200):
+        table = synthetic(seeds=seeds, generator=generator).query("d < 64 and T < 64")
+        for name, kw in {"ols": {}, "bootstrap": dict(seed_column="seed", resamples=100)}.items():
             e = power_law(table, "t", {"d": "d", "T": "T"}, **kw).exponents["d"]
             hits[name] += e.low <= 1.29 <= e.high
-    assert min(hits.values()) >= 32
+    assert 180 <= min(hits.values()) and (seeds == 1 or max(hits.values()) <= 197), hits
 
 
 def test_censored_runs_count():
@@ -127,11 +128,21 @@ def drawn(exponent, seeds, budget, generator):
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
 def test_hazard_exponent_finds_what_was_drawn(exponent):
-    """Unbiased with half of the runs of one head censored, and its intervals cover as often as they say."""
+    """Unbiased with half of the runs of one head censored."""
     generator = np.random.default_rng(0)
-    found = [hazard_exponent(drawn(exponent, 40, 0.8, generator), "heads") for _ in range(60)]
-    assert np.mean([e.value for e in found]) == pytest.approx(exponent, abs=0.06)
-    assert np.mean([e.low <= exponent <= e.high for e in found]) > 0.85
+    found = [hazard_exponent(drawn(exponent, 40, 0.8, generator), "heads").value for _ in range(30)]
+    assert np.mean(found) == pytest.approx(exponent, abs=0.08)
+
+
+@pytest.mark.parametrize("seeds", [4, 8])
+def test_intervals_of_the_hazard_exponent_cover(seeds):
+    """In 95 % of 100 repetitions (below 87: p < 1e-3), however few the seeds; the normal quantile would not with four."""
+    generator, hits, narrow = np.random.default_rng(2), 0, 0
+    for _ in range(100):
+        e = hazard_exponent(drawn(0.7, seeds, 0.5, generator), "heads")
+        hits, width = hits + (e.low <= 0.7 <= e.high), (e.high - e.value) / stdtrit(seeds - 1, 0.975) * 1.96 * ((seeds - 1) / seeds) ** 0.5
+        narrow += abs(e.value - 0.7) <= width
+    assert hits >= 87 and (seeds > 4 or narrow < 87), (hits, narrow)
 
 
 def test_the_minimum_of_n_draws_has_n_times_the_hazard():
