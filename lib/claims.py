@@ -75,13 +75,18 @@ class Claim(Config):
         return self
 
     def judge(self, measured: Mapping[str, float | None]) -> str:
-        """The verdict on a number, or None (could not be measured), for each of the claim's measures."""
+        """The verdict on a number, or None (could not be measured), for each of the claim's measures.
+
+        A claim disagrees by a number outside its range; where numbers alone that could not be measured stand in the way of
+        a verdict, it has not been run.
+        """
         if all(measured[name] is None for name, ends in self.rule["agrees"].items() if ends != ANY):
             return "not run"
         for verdict in ("agrees", "direction"):
             if all(_inside(measured[name], ends) for name, ends in self.rule[verdict].items()):
                 return verdict
-        return "disagrees"
+        known = {name: value for name, value in measured.items() if value is not None}
+        return "not run" if all(_inside(value, self.rule["direction"][name]) for name, value in known.items()) else "disagrees"
 
 
 def _inside(value: float | None, ends: tuple[float, float]) -> bool:

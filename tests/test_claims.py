@@ -127,7 +127,8 @@ VERDICTS = [  # A3 agrees: T 0.97 to 1.03, d 0.47 to 0.53, r2 0.999 to 1; direct
     ({"T": 9.0, "d": 0.0, "r2": 0.0}, "direction"),
     ({"T": -0.1, "d": 0.5, "r2": 1.0}, "disagrees"),
     ({"T": 1.0, "d": -1e-9, "r2": 1.0}, "disagrees"),
-    ({"T": 1.0, "d": None, "r2": 1.0}, "disagrees"),
+    ({"T": 1.0, "d": None, "r2": 1.0}, "not run"),
+    ({"T": -0.1, "d": None, "r2": 1.0}, "disagrees"),
     ({"T": 1.0, "d": 0.5, "r2": None}, "direction"),
     ({"T": None, "d": None, "r2": None}, "not run"),
 ]
