@@ -110,11 +110,11 @@ def line(run: Run) -> dict:
     """When a run of this task counts as emerged, for `lib.emergence`: the line of the task's own chapter."""
     task = run.task
     return {
-        "single_location": lambda: dict(below=0.1),
+        "single_location": lambda: dict(below=0.4 if task.p else 0.1),
         "linear_map": lambda: dict(below=0.01),
         "cellular_automaton": lambda: dict(below=1.3 / np.log(4) * task.chance_loss),
         "associative_recall": lambda: dict(above=(1 + 1 / task.N_pairs) / 2, metric="accuracy"),
-        "language": lambda: dict(above=0.5, metric="induction_accuracy"),
+        "language": lambda: dict(above=0.75, metric="induction_accuracy"),
     }[task.kind]()
 
 
@@ -126,12 +126,13 @@ def _numbers(values) -> list:
 def _run(run: Run, rows: pd.DataFrame, curves: pd.DataFrame, metrics: list[str]) -> dict:
     """One run: configuration, outcome, emergence and thinned curves."""
     rule, row = line(run), rows.iloc[0]
+    status = row["status"] + (", degenerate (s = S)" if getattr(run.task, "degenerate", False) else "")
     wait = emergence(Sweep(rows, curves, 1), **rule)["emergence"].iloc[0]
     wanted = set(np.unique(np.linspace(0, len(curves) - 1, min(POINTS, len(curves))).round().astype(int)))
     shown = curves.iloc[sorted(wanted | set(np.flatnonzero(curves["step"] == wait)))]
     there = [name for name in metrics if name in shown and shown[name].notna().any()]
     return {
-        "key": run.key, "seed": run.seed, "status": row["status"], "steps": int(row["steps"]), "budget": int(row["budget"]),
+        "key": run.key, "seed": run.seed, "status": status, "steps": int(row["steps"]), "budget": int(row["budget"]),
         "emergence": None if np.isnan(wait) else int(wait), "line": {"metric": "test_loss"} | rule, "chance": round(float(run.task.chance_loss), 4),
         "curves": {"step": [int(step) for step in shown["step"]]} | {name: _numbers(shown[name]) for name in there},
     }  # fmt: skip

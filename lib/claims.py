@@ -133,7 +133,8 @@ class Verdict(Record):
 
     def __str__(self) -> str:
         runs = f"{self.profile}, " + (f"seeds {self.seeds}, censored {self.censored}" if self.seeds else "exact") + (f"; {self.note}" if self.note else "")
-        return f"{self.claim.id}: {self.verdict}. Paper: {self.claim.reported.text}. Here: {self.numbers()} ({runs})."
+        source = "Reported by others" if self.claim.paper == "R" else "Paper"
+        return f"{self.claim.id}: {self.verdict}. {source}: {self.claim.reported.text}. Here: {self.numbers()} ({runs})."
 
     __repr__ = __str__
 

@@ -8,7 +8,7 @@ from html import escape
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from lib import claims
+from lib import claims, published
 from lib.plots import words
 
 TITLES = {"A": "Paper A", "B": "Paper B", "R": "What public reproductions found"}
@@ -32,17 +32,18 @@ def _show(table: pd.DataFrame, caption: str, uuid: str) -> Styler:
     style = style.set_properties(**{"text-align": "left", "vertical-align": "top", "white-space": "pre-line"})
     wide = [name for name in ("claim", "measured", "why") if name in table]
     style = style.set_properties(subset=wide, **{"min-width": "13em"})
-    narrow = [name for name in ("here", "runs", "verdict", "agrees", "direction") if name in table]
+    style = style.set_properties(subset=[name for name in ("runs",) if name in table], **{"min-width": "9em"})
+    narrow = [name for name in ("here", "verdict", "agrees", "direction") if name in table]
     style = style.set_properties(subset=narrow, **{"white-space": "pre"})
     return style.set_table_styles([{"selector": "th", "props": "text-align: left"}])
 
 
 def _runs(mine: claims.Verdict) -> str:
-    return f"{mine.profile}\n" + (f"seeds {mine.seeds}\ncensored {mine.censored}" if mine.seeds else "exact")
+    return f"{mine.profile}\n" + (f"seeds {mine.seeds}\ncensored {mine.censored}" if mine.seeds else "exact") + (f"\n{mine.note}" if mine.note else "")
 
 
 def table(paper: str) -> Styler:
-    """Every claim of a paper, or of R, the public reproductions: what it reports, what we measured with intervals, on how many runs, verdict, and our figure."""
+    """Every claim of a paper, or of R, the public reproductions: what it reports, what we measured with intervals, on which runs, verdict, and our figure."""
     found, rows = claims.recorded(), []
     for claim in claims.load():
         mine = found.get(claim.id)
@@ -50,7 +51,7 @@ def table(paper: str) -> Styler:
             "id": claim.id,
             "verdict": mine.verdict if mine else "not run",
             "claim": claim.claim,
-            "paper": (f"Fig. {claim.figure}\n" if claim.figure else "") + claim.reported.text,
+            "reported": (f"Fig. {claim.figure}\n" if claim.figure else "") + claim.reported.text,
             "here": "\n".join(f"{words(name)} {mine.text(name)}" for name in mine.measured) if mine else "–",
             "runs": _runs(mine) if mine else "–",
             "figure": f"{claim.chapter}.html#{claim.shows}",
@@ -95,6 +96,12 @@ def _waiting(card: pd.DataFrame) -> list[str]:
     ]
 
 
+def _left() -> list[str]:
+    """What profile `paper` asks for and is not there, chapter by chapter: millions of member-steps at most."""
+    ahead = published.ahead(("paper",))
+    return [f"{words(row.chapter)} {row.steps / 1e6:.3g}" for row in ahead.rename(columns={"steps left": "steps"}).itertuples() if row.steps]
+
+
 def reading() -> str:
     """What holds, what holds in direction, what does not, what could not be run: Markdown made from the records."""
     card, found = pd.DataFrame(claims.scorecard()), claims.recorded()
@@ -103,6 +110,7 @@ def reading() -> str:
     for verdict, title in (("direction", "Hold in direction only"), ("disagrees", "Do not hold here")):
         parts += [f"**{title} ({len(ids[verdict])})**", *("  - " + _short(found[id]) for id in ids[verdict])]
     parts += [f"**Not run ({len(ids['not run'])})**", *("  - " + line for line in _waiting(card))]
+    parts += [f"**Not run at the papers' own sizes** (`make paper`, for a GPU; millions of member-steps left, at most): {', '.join(later)}."] if (later := _left()) else []
     if quick := [id for id, mine in found.items() if id[0] in "AB" and mine.profile == "quick" and mine.seeds > 1]:
         parts.append(f"Small grids and few seeds (the quick profile), so verdicts to be taken with care: {', '.join(quick)}.")
     return "\n".join(part if part.startswith("  ") else f"- {part}" for part in parts)

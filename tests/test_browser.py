@@ -8,6 +8,7 @@ import textwrap
 
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 
 from lib import browser, chapters, probe
@@ -18,7 +19,7 @@ from lib.models import Transformer
 from lib.run import Run, Training
 from lib.store import Store
 from lib.sweep import sweep
-from lib.tasks import TASKS, LinearMap
+from lib.tasks import TASKS, Language, LinearMap, SingleLocation
 
 CELLS = {  # a chapter of one experiment: the linear map at two s, three seeds each
     "imports": "from lib.chapters import check\nfrom lib.models import Transformer\nfrom lib.run import Run, Training\nfrom lib.tasks import LinearMap",
@@ -122,6 +123,24 @@ def test_every_task_has_a_line():
         run = Run(task=kind(), model=Transformer(), training=Training())
         rule = browser.line(run)
         assert set(rule) <= {"below", "above", "metric"} and rule.get("below", 0) < run.task.chance_loss
+
+
+def test_lines_are_those_of_the_chapters():
+    """Repetition across samples asks for less, as in the regression chapter; the language chapter's line is its parameter."""
+    def line(task):
+        return browser.line(Run(task=task, model=Transformer(), training=Training()))
+
+    assert line(SingleLocation(p=0.5)) == dict(below=0.4) and line(SingleLocation()) == dict(below=chapters.parameters("regression", "laptop")["threshold"])
+    assert line(LinearMap()) == dict(below=chapters.parameters("linear_map", "laptop")["strict_loss"])
+    assert line(Language())["above"] == chapters.parameters("language_models", "laptop")["there"]
+
+
+@pytest.mark.parametrize("s, said", [(2, "finished"), (4, "finished, degenerate (s = S)")])
+def test_a_degenerate_map_is_marked(s, said):
+    run = Run(task=LinearMap(S=4, s=s), model=Transformer(layers=1, heads=1, width=8), training=Training())
+    rows = pd.DataFrame([{"run": run.key, "status": "finished", "steps": 10, "budget": 10}])
+    curves = pd.DataFrame({"run": run.key, "step": [0, 10], "test_loss": [0.7, 0.6]})
+    assert browser._run(run, rows, curves, ["test_loss"])["status"] == said
 
 
 @pytest.fixture

@@ -153,6 +153,9 @@ def test_a_verdict_is_one_line_with_everything_in_it(build):
         assert "\n" not in text
         for part in ("A3", "agrees", "√d T", "T 0.98", "d 0.49 [0.48, 0.5]", "r2 0.9995", "quick", "seeds 1", "censored 2"):
             assert part in text
+    assert ". Paper: " in str(verdict)
+    others = claims.Verdict(claim=ALL["R9"], chapter="linear_map", profile="quick", measured={"moved": 0.1}, interval={}, seeds=3, censored=0)
+    assert "Paper" not in str(others) and ". Reported by others: " in str(others)
 
 
 # ------------------------------------------------------------------------------------------------------------- records
@@ -284,6 +287,7 @@ def test_the_readers_tables_and_reading_show_every_verdict(build):
     record("A2", measured={"lead": 1.5})
     assert scorecard.counts().loc["A"].to_dict() == {"agrees": 1, "direction": 1, "disagrees": 1, "not run": 15}
     html, words = scorecard.table("A").to_html(), scorecard.reading()
+    assert "a &lt;b&gt;note&lt;/b&gt;" in html and "regression 7" in words.split("papers' own sizes")[1]
     assert all(f">{id}<" in html for id in IDS[:18]) and all(f">{verdict}<" in html for verdict in claims.VERDICTS)
     assert "Hold (1):** A3." in words and "escape time 0.9 (to agree: 0.95 to 1.05)" in words
     assert "**A2**" in words and "A14, A15, A16, A17, A18: the chapter `associative_recall`" in words
