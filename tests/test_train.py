@@ -9,8 +9,9 @@ import torch
 
 from lib.config import InputError
 from lib.models import Toy, Transformer
+from lib.models.mixers import MIXERS
 from lib.run import Run, Training
-from lib.tasks import AssociativeRecall, CellularAutomaton, Language, LinearMap, SingleLocation
+from lib.tasks import TASKS, AssociativeRecall, CellularAutomaton, Language, LinearMap, SingleLocation
 from lib.train import IDLE, _weights, resolve_device, train
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -28,10 +29,31 @@ CASES = {
         task=Language(length=16), model=Transformer(layers=2, heads=2, width=16, causal=True, layer_norm=True, positions="learned", embedding="table"),
         training=Training(optimizer="adamw", steps=30, every=10, eval_size=32, learning_rate=1e-3)),
 }
+SHORT = Training(optimizer="adamw", weight_decay=0.01, steps=30, every=10, eval_size=32, learning_rate=3e-3)
+NORMED = Transformer(layers=2, heads=2, width=16, causal=True, layer_norm=True, positions="learned", embedding="table")
+CASES |= {
+    f"{name} × transformer": Run(task=task, model=model, training=SHORT) for name, task, model in (
+        ("associative_recall", AssociativeRecall(N_pairs=3, N_tokens=12, B=1.5, p=0.3), Transformer(layers=2, heads=2, width=16, causal=True)),
+        ("linear_map", LinearMap(S=4, s=2), NORMED.model_copy(update=dict(layers=1))),
+        ("linear_map, one map, bias", LinearMap(S=4, s=2, shared=True), NORMED.model_copy(update=dict(score_bias=2.0))),
+        ("cellular_automaton, pool", CellularAutomaton(S=5, states=3, pool=4), NORMED),
+        ("cellular_automaton, fresh rules", CellularAutomaton(S=5, states=3, pool=0), NORMED))
+}
+CASES |= {
+    f"associative_recall × {mixer}": Run(
+        task=AssociativeRecall(N_pairs=3, N_tokens=12), training=SHORT,
+        model=NORMED.model_copy(update=dict(mixer=mixer, causal=not mixer.endswith("unmasked")))) for mixer in MIXERS
+}
 
 
 def members(n, **training):
     return [Run(**SMALL, training=FAST.model_copy(update=training), seed=s) for s in range(n)]
+
+
+def test_every_task_and_every_mixer_is_on_record():
+    runs = CASES.values()
+    assert {type(run.task) for run in runs} == {*TASKS}
+    assert {run.model.mixer for run in runs if run.model.kind == "transformer"} == {"attention", *MIXERS}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -40,6 +62,7 @@ def test_golden_trajectory(name):
     golden = json.loads(GOLDEN.read_text())[name]
     run = CASES[name]
     assert run.key == golden["key"]
+    assert len({*golden["test_loss"]}) > 1, "nothing is learnt here"
     assert train([run])[0].curves["test_loss"] == pytest.approx(golden["test_loss"], rel=2e-4)
 
 
