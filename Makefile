@@ -46,7 +46,7 @@ soak: $(READY)          ## every fault at its full count, at most an hour: _buil
 
 gpu-check: $(READY)     ## the tests that need a CUDA device and the bench on it, _build/bench-gpu.json; says so where there is none
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-	then $(BIN)/python -m pytest -q -m gpu tests && $(LIB) bench --device cuda; else echo "gpu-check: no CUDA device here; nothing was checked"; fi
+	then $(BIN)/python -m pytest -q -m gpu tests; held=$$?; $(LIB) bench --device cuda && exit $$held; else echo "gpu-check: no CUDA device here; nothing was checked"; fi
 
 refresh: $(READY)       ## run every chapter at its defaults and store the outputs that the tests compare
 	@set -e; for notebook in book/*.ipynb; do $(LIB) refresh $$(basename $$notebook .ipynb); done

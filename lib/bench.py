@@ -36,6 +36,7 @@ from lib.train import start, train
 ALTERNATIONS = 5
 SECONDS = 2.0  # of each side in each alternation
 GPU_SIZES = [1 << n for n in range(11)]
+SHORT = 10  # steps of the shorter run on a GPU: past its capture
 
 MASKED = dict(causal=True, positions="learned", embedding="table", layer_norm=True)
 ADAMW = dict(optimizer="adamw", learning_rate=1e-3, weight_decay=0.01)
@@ -212,27 +213,43 @@ def growth(pool: ProcessPoolExecutor, repeats: int = 3) -> list[dict]:
 def bench_gpu(out: Path, cases: dict[str, Run] = CASES, sizes: list[int] = GPU_SIZES, device: str = "cuda", report: Callable = print) -> list[dict]:
     """Member-steps a second against how many members are stacked, the plain loop and the device's peak; writes `out`.
 
-    The start, the capture and the readings are taken out by subtracting a shorter run. A size that does not fit ends a case.
+    The start, the capture and the readings are taken out by subtracting a shorter run; medians of three, the plain loop between
+    them. A size that does not fit ends a case. What is measured is written at once.
     """
+    def finished(act: Callable, *args) -> float:
+        """Seconds until the device has done it."""
+        start = time.perf_counter()
+        act(*args)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def extra(run: Run, steps: int, members: int) -> float:
+        return seconds(run, SHORT + steps, members, device) - seconds(run, SHORT, members, device)
+
     top, rows = peak(SECONDS / 4, device), []
     report(f"{'case':42} {'members':>8} {'ours':>10} {'plain':>8} {'of peak':>8}")
     for name, run in cases.items():
         flops = step_flops(run)
         plain = PlainLoop(run, device=device)
-        plain.advance(5)
-        start, steps = time.perf_counter(), 20
-        plain.advance(steps)
-        theirs = steps / (time.perf_counter() - start)
+        finished(plain.advance, 5)
+        plain_steps = max(5, round(SECONDS / 4 / (finished(plain.advance, 5) / 5)))
         for members in sizes:
+            steps, ours, plains = SHORT, [], []
             try:
-                steps = max(10, round(SECONDS / 20 / (seconds(run, 20, members, device) / 20)) * 10)
-                rate = members * steps / (seconds(run, 10 + steps, members, device) - seconds(run, 10, members, device))
+                while (took := extra(run, steps, members)) < SECONDS / 4 and steps < 10**6:
+                    steps *= 4 if took < SECONDS / 16 else 2
+                for _ in range(3):
+                    ours.append(members * steps / max(extra(run, steps, members), 1e-9))
+                    plains.append(plain_steps / finished(plain.advance, plain_steps))
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 break
+            rate, theirs = statistics.median(ours), statistics.median(plains)
             rows.append({"case": name, "ours": rate, "plain": theirs, "ratio": rate / theirs, "roofline_fraction": flops * rate / top,
                          "device": device, "threads": torch.get_num_threads(), "members": members, "flops": flops, "peak": top})
             report(f"{name:42} {members:8d} {rate:10.1f} {theirs:8.1f} {flops * rate / top:8.0%}")
+            _write(out, rows)
     return _write(out, rows)
 
 

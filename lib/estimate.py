@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pandas as pd
 
@@ -10,15 +11,15 @@ from lib.bench import seconds
 from lib.run import Run
 from lib.store import Frozen, Store
 from lib.sweep import ensemble
-from lib.train import resolve_device
+from lib.train import Steps, resolve_device
 
 
-def cost(run: Run, device: str = "cpu") -> float:
-    """Seconds that one worker needs for a run like this to the end of its budget, readings included."""
-    members = ensemble(run, device)
+def cost(run: Run, device: str = "cpu", alike: int = 1) -> float:
+    """Seconds that one worker needs for each of so many runs like this to the end of its budget, readings included."""
+    members = min(ensemble(run, device), alike) if alike > 1 else 1
     full, bare = (seconds(run, 1, members, device, eval_size=size) for size in (run.training.eval_size, 1))
     reading = max(0.0, full - bare) / 2  # before the step and after it
-    probe = max(2, min(50, round(0.3 / bare)))
+    probe = max(2 if device == "cpu" else 2 * Steps.EAGER, min(50, round(0.3 / bare)))  # on a GPU both have a capture in them
     step = (seconds(run, 2 * probe, members, device) - seconds(run, probe, members, device)) / probe
     return (run.training.steps * max(step, 0.0) + len(run.training.evaluations()) * reading) / members
 
@@ -37,9 +38,10 @@ def estimate(experiments: dict[str, list[Run]], *, store: Store | None = None, w
         own = {run.key: run for run in runs if run.key not in seen}
         seen |= set(own)
         missing = [run for key, run in own.items() if run not in store and key not in frozen.rows]
+        alike = Counter(run.alike for run in missing)
         for run in missing:
             if run.alike not in costs:
-                costs[run.alike] = cost(run, device)
+                costs[run.alike] = cost(run, device, alike[run.alike])
         hours = sum(costs[run.alike] for run in missing) / workers / 3600
         rows.append((name, len(own), len(missing), sum(run.training.steps for run in missing), hours))
     table = pd.DataFrame(rows, columns=["experiment", "runs", "missing", "member-steps", "hours"])

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from lib.config import InputError
 from lib.run import Run
 from lib.store import OUTCOME, Frozen, Store
-from lib.train import EVAL_CHUNK, Result, resolve_device, train
+from lib.train import EVAL_CHUNK, Result, Steps, resolve_device, train
 
 ATTEMPTS = 3  # so often a run may take its worker process with it before it counts as failed
 ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
@@ -120,7 +120,7 @@ def _work(runs: list[Run], folder: str, device: str) -> list[Outcome]:
 
 def _out_of_memory(error: Exception) -> bool:
     """Whether a device or this machine had no room; on a CPU torch says so in words alone."""
-    words = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+    words = ("can't allocate memory", "CUDA error: out of memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in str(error) for w in words)
 
 
@@ -154,16 +154,22 @@ def ensemble(run: Run, device: str) -> int:
     """How many runs like this one to stack: on a CPU one, which is fastest; on a GPU what four fifths of its free memory hold."""
     if device == "cpu":
         return 1
-    short = run.model_copy(update={"training": run.training.model_copy(update={"steps": 1, "stop_below": None})})
+    most, steps = SEQUENCES // max(run.training.batch, min(EVAL_CHUNK, run.training.eval_size)), Steps.EAGER + 2
+    short = run.model_copy(update={"training": run.training.model_copy(update={"steps": steps, "every": steps, "stop_below": None})})
     used = []
-    for members in (1, 2):
+    try:
+        for members in (1, 5):  # to a captured step: the capture's own memory and that of a reading add up
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            train([short.model_copy(update={"seed": seed}) for seed in range(members)], device)
+            used.append(torch.cuda.max_memory_reserved())
+    except (RuntimeError, MemoryError) as error:
+        if not _out_of_memory(error):
+            raise
+        return 1
+    finally:
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        train([short.model_copy(update={"seed": seed}) for seed in range(members)], device)
-        used.append(torch.cuda.max_memory_allocated())
-    torch.cuda.empty_cache()
-    most = SEQUENCES // max(run.training.batch, min(EVAL_CHUNK, run.training.eval_size))
-    return max(1, min(most, int(0.8 * torch.cuda.mem_get_info()[0] / max(1, used[1] - used[0]))))
+    return max(1, min(most, int(0.8 * torch.cuda.mem_get_info()[0] * 4 / max(1, used[1] - used[0]))))
 
 
 def batches(runs: list[Run], size: Callable[[Run], int]) -> Iterator[list[Run]]:

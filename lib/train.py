@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -60,9 +61,9 @@ def numerics(device: str, tf32: bool):
 def _optimizer(training: Training, parameters: dict[str, Tensor]) -> torch.optim.Optimizer:
     tensors, t = list(parameters.values()), training
     on_gpu = tensors[0].is_cuda
+    if t.optimizer == "sgd":  # reads its rate on the host: with a warm-up the gradients are scaled instead
+        return torch.optim.SGD(tensors, lr=1.0 if t.warmup else t.learning_rate)
     rate = torch.tensor(t.learning_rate, device=tensors[0].device) if on_gpu and t.warmup else t.learning_rate
-    if t.optimizer == "sgd":
-        return torch.optim.SGD(tensors, lr=rate)
     kind, decay = (torch.optim.Adam, {}) if t.optimizer == "adam" else (torch.optim.AdamW, {"weight_decay": t.weight_decay})
     return kind(tensors, lr=rate, fused=True, capturable=on_gpu, **decay)
 
@@ -97,7 +98,8 @@ class Steps:
         elif self.taken < self.EAGER:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(side), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
                 self._advance()
             torch.cuda.current_stream().wait_stream(side)
         else:
@@ -121,13 +123,17 @@ class Steps:
         training, group = self.training, self.optimizer.param_groups[0]
         self.step += 1
         if training.warmup and self.step.is_cuda:
-            group["lr"].copy_((self.step / training.warmup).clamp(max=1.0) * training.learning_rate)
+            rate = (self.step / training.warmup).clamp(max=1.0) * training.learning_rate
         elif training.warmup:
-            group["lr"] = training.learning_rate * min(1.0, self.step.item() / training.warmup)
+            rate = training.learning_rate * min(1.0, self.step.item() / training.warmup)
+        if training.warmup and training.optimizer != "sgd":
+            group["lr"] = group["lr"].copy_(rate) if self.step.is_cuda else rate
         batch = self.task.batch(self.constants, streams.key(self.seeds["data"], "train", self.step), training.batch)
         loss = self.task.loss(_answers(self.task, self.model, self.parameters, batch), batch.targets).mean(1)
         self.optimizer.zero_grad()
         loss.sum().backward()
+        if training.warmup and training.optimizer == "sgd":
+            torch._foreach_mul_([p.grad for p in self.parameters.values()], rate)
         self.optimizer.step()
         self.total += loss.detach()
 

@@ -10,9 +10,12 @@ import torch
 from lib.config import InputError
 from lib.models import Toy, Transformer
 from lib.models.mixers import MIXERS
+from lib.plain import PlainLoop, PlainTransformer
 from lib.run import Run, Training
+from lib.store import Store
+from lib.sweep import _fit, sweep
 from lib.tasks import TASKS, AssociativeRecall, CellularAutomaton, Language, LinearMap, SingleLocation
-from lib.train import IDLE, _weights, resolve_device, train
+from lib.train import IDLE, Steps, _weights, resolve_device, start, train
 
 GOLDEN = Path(__file__).parent / "golden.json"
 SMALL = dict(task=SingleLocation(T=6, d=4), model=Transformer(layers=2, heads=2, width=16))
@@ -95,11 +98,74 @@ def test_a_stack_need_not_close_up_at_once(monkeypatch):
 @pytest.mark.parametrize("task", [AssociativeRecall(N_pairs=3, N_tokens=9), LinearMap(S=4, s=2), CellularAutomaton(S=4, states=3), Language(length=16)])
 @pytest.mark.parametrize("training", [dict(), dict(optimizer="sgd", learning_rate=0.1, warmup=10), dict(optimizer="adamw", warmup=10)])
 def test_a_captured_step_is_the_step(task, training):
-    """Replayed on CUDA, through a member's end and a new capture, against the CPU."""
+    """Replayed on CUDA, against the CPU."""
     runs = [Run(task=task, model=Transformer(layers=2, heads=2, width=16, causal=True), seed=s,
                 training=Training(steps=60, every=10, eval_size=32, stop_below=None, **training)) for s in range(3)]
     for on_cpu, on_gpu in zip(train(runs), train(runs, "cuda"), strict=True):
         assert on_gpu.curves["test_loss"] == pytest.approx(on_cpu.curves["test_loss"], rel=5e-3)
+
+
+@pytest.mark.gpu
+def test_a_stack_closes_up_and_is_captured_anew():
+    """Members end at different steps; who stays goes on as on the CPU."""
+    on_cpu, on_gpu = train(members(4)), train(members(4), "cuda")
+    assert len({r.steps for r in on_gpu}) > 1
+    for a, b in zip(on_cpu, on_gpu, strict=True):
+        n = min(len(a.curves["test_loss"]), len(b.curves["test_loss"])) // 2  # rounding grows on the way to the jump
+        assert b.curves["test_loss"][:n] == pytest.approx(a.curves["test_loss"][:n], rel=5e-3) and abs(a.steps - b.steps) <= 0.2 * a.steps
+
+
+@pytest.mark.gpu
+def test_between_readings_a_captured_step_never_waits_for_the_host():
+    steps = start(members(3), "cuda")
+    for _ in range(Steps.EAGER + 1):
+        steps.take()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            steps.take()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert steps.graph is not None and steps.step.item() == Steps.EAGER + 21 and torch.isfinite(steps.total).all()
+
+
+@pytest.mark.gpu
+def test_a_sweep_on_cuda_chooses_its_stacks_and_keeps_every_run(tmp_path):
+    runs = members(6, steps=60)
+    found = sweep({"all": runs}, chapter="bench", store=Store(tmp_path), device="cuda")["all"]
+    assert set(found.rows["run"]) == {run.key for run in runs} and set(found.rows["device"]) == {"cuda"}
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_a_gpu_is_halved(tmp_path):
+    """With room for little more than one large member, stacks fall apart and every run ends."""
+    large = Run(task=SingleLocation(T=64, d=16), model=Transformer(layers=2, width=512), training=Training(steps=6, every=6, batch=256, eval_size=32))
+    runs = [large.model_copy(update={"seed": seed}) for seed in range(4)]
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    train(runs[:1], "cuda")
+    share = 2.5 * torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+    ended = []
+    try:
+        assert _fit(runs, "cuda", ended.append) == [] and {r.run.key for r in ended} == {run.key for run in runs}
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_warm_up_of_sgd_is_its_rate():
+    """A warm-up scales the gradients; that is the same as to raise the rate from step to step."""
+    run = Run(**SMALL, training=Training(optimizer="sgd", learning_rate=0.1, warmup=4, steps=8, every=8, eval_size=16))
+    ours, theirs = start([run], "cpu"), PlainLoop(run)
+    for step in range(1, 9):
+        ours.take()
+        theirs.optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, step / 4)
+        theirs.advance(1)
+    own = dict(theirs.model.named_parameters())
+    for name, value in ours.parameters.items():
+        torch.testing.assert_close(own[PlainTransformer.name(name)], PlainTransformer.transposed(name, value[0]), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.gpu
