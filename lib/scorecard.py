@@ -31,8 +31,8 @@ def _show(table: pd.DataFrame, caption: str, uuid: str) -> Styler:
     style = table.style.hide(axis="index").set_caption(caption).set_uuid(uuid).format(_typeset)
     style = style.set_properties(**{"text-align": "left", "vertical-align": "top", "white-space": "pre-line"})
     wide = [name for name in ("claim", "measured", "why") if name in table]
-    style = style.set_properties(subset=wide, **{"min-width": "13em"})
-    style = style.set_properties(subset=[name for name in ("runs",) if name in table], **{"min-width": "9em"})
+    style = style.set_properties(subset=wide, **{"min-width": "12.5em"})
+    style = style.set_properties(subset=[name for name in ("runs",) if name in table], **{"min-width": "7.5em"})
     narrow = [name for name in ("here", "verdict", "agrees", "direction") if name in table]
     style = style.set_properties(subset=narrow, **{"white-space": "pre"})
     return style.set_table_styles([{"selector": "th", "props": "text-align: left"}])
