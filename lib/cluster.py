@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from lib.config import InputError
 from lib.run import Run
 from lib.store import Store
-from lib.sweep import Outcome, _work, batches, ensemble, uninterrupted
+from lib.sweep import ATTEMPTS, Outcome, _work, batches, ensemble, uninterrupted
 from lib.train import resolve_device
 
 try:
@@ -61,8 +61,16 @@ def remote_work(job: list[tuple[str, str]], folder: str, seen: str, device: str)
         if run.key != key:
             raise InputError(f"scheduler: worker {worker.name} has another version of the book ({run.task.kind}); update it")
     device = resolve_device(device)
+    for run in runs:
+        with suppress(OSError), _begun(folder, seen, run.key).open("ab") as file:  # a disk that takes nothing shows below
+            file.write(b".")
     done = [_work(batch, folder, device) for batch in batches(runs, lambda run: ensemble(run, device))]
     return [(outcome.run.key, outcome.became) for outcomes in done for outcome in outcomes]
+
+
+def _begun(folder: Path | str, seen: str, key: str) -> Path:
+    """A file with one byte for each time that a worker began this run for this sweep."""
+    return Path(folder) / "locks" / f"{seen}.{key}"
 
 
 # ------------------------------------------------------------------------------------------------------- on the client
@@ -207,12 +215,16 @@ def results(runs: list[Run], store: Store, workers: int, device: str, scheduler:
                 print(f"sweep: lost the scheduler; finished runs are kept, waiting {PATIENCE:.0f} s for it", file=sys.stderr)
                 left = {key: run for key, run in left.items() if run not in store}
     finally:
-        (store.folder / "locks" / seen).unlink(missing_ok=True)
+        for mark in (store.folder / "locks").glob(f"{seen}*"):
+            mark.unlink(missing_ok=True)
 
 
-def _on(client, runs: list[Run], store: Store, seen: str, device: str) -> Iterator[dict[str, Outcome]]:
-    """{key: outcome} of each job on this cluster; a job that took its worker with it too often has died."""
-    futures = {}
+def _on(client, runs: list[Run], store: Store, seen: str, device: str, left: int = ATTEMPTS) -> Iterator[dict[str, Outcome]]:
+    """{key: outcome} of each job on this cluster; a job that took its worker with it too often has died.
+
+    The scheduler also gives up on jobs that only waited on workers that died. Those are handed in again, so many times.
+    """
+    futures, again = {}, []
     try:
         jobs, device, needs = _jobs(runs, client, device)
         for job in jobs:
@@ -226,6 +238,9 @@ def _on(client, runs: list[Run], store: Store, seen: str, device: str) -> Iterat
             try:
                 ended = {key: Outcome(job[key], became) for key, became in future.result()}
             except KilledWorker:
+                if left and all(_times(_begun(store.folder, seen, key)) < ATTEMPTS for key in job):
+                    again += job.values()
+                    continue
                 ended = {key: Outcome(run, "died") for key, run in job.items()}
             except (OSError, CancelledError):  # a result that cannot be fetched any more; what it tells of is in the store
                 if future.status == "error":
@@ -238,3 +253,10 @@ def _on(client, runs: list[Run], store: Store, seen: str, device: str) -> Iterat
         if client.status == "running":
             with suppress(OSError, CancelledError):
                 client.cancel(list(futures), force=True)
+    if again:
+        yield from _on(client, again, store, seen, device, left - 1)
+
+
+def _times(mark: Path) -> int:
+    """How often a run was begun: the size of its mark."""
+    return mark.stat().st_size if mark.exists() else 0

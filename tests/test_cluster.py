@@ -20,6 +20,7 @@ from test_sweep import CELLS, ROOT, grid, same, start, table, workers_of
 from lib import cluster
 from lib.config import InputError
 from lib.store import Store
+from lib.sweep import ATTEMPTS
 from lib.train import train
 
 WORK = cluster._work
@@ -177,6 +178,40 @@ def test_a_run_that_takes_its_worker_with_it_each_time_is_named_and_stops_no_oth
     faults.count("a run that kills its cluster's worker, each time", 2 * 4)
     rows, _ = table(tmp_path / "store", grid(3, 20), missing="skip")
     assert sorted(rows.seed) == [0, 0, 2, 2]
+    assert not list((tmp_path / "store" / "locks").glob("seen.*"))
+
+
+@pytest.mark.parametrize("begun, attempts, became", [(0, 2, "censored"), (ATTEMPTS, 1, "died"), (0, 1 + ATTEMPTS, "died")])
+def test_a_run_that_only_waited_where_another_died_is_handed_in_again(tmp_path, monkeypatch, begun, attempts, became):
+    """The scheduler blames all that a dead worker held; the book those that it had begun, or that it blames every time."""
+    store, (run, *_) = Store(tmp_path).open(), grid(1, 20)
+    cluster._begun(tmp_path, "seen.x", run.key).write_bytes(b"." * begun)
+    handed = []
+
+    class Future:
+        status = "finished"
+
+        def __init__(self, number):
+            self.number = number
+
+        def result(self):
+            if became == "died" or self.number < attempts:
+                raise cluster.KilledWorker("task", None, 3)
+            return [(run.key, became)]
+
+    class Client:
+        status = "closed"
+
+        def submit(self, *_, **__):
+            handed.append(Future(len(handed) + 1))
+            return handed[-1]
+
+        def scheduler_info(self, **_):
+            return {"workers": {}}
+
+    monkeypatch.setattr(cluster, "_ended", lambda futures, client: iter(list(futures)))
+    ended = [outcome.became for outcomes in cluster._on(Client(), [run], store, "seen.x", "cpu") for outcome in outcomes.values()]
+    assert ended == [became] and len(handed) == attempts
 
 
 def test_kill_9_of_a_sweep_takes_its_own_cluster_along(tmp_path, faults):
