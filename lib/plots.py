@@ -147,9 +147,10 @@ def emergence(ax: Axes, table: pd.DataFrame, x: str, by: str, *, law=None, label
 
 
 def strip(ax: Axes, table: pd.DataFrame, by: str) -> None:
-    """Emergence steps on a log axis, a line a name in `by`, the earliest median on top: a dot a run, an open triangle
-    where it was censored, a bar at the median. `table` is `lib.emergence.emergence`'s."""
-    medians = table.groupby(by)["observed_until"].median().sort_values()
+    """Emergence steps on a log axis, a line a name in `by`, the earliest median on top and of equal ones the one that more
+    runs reach: a dot a run, an open triangle where it was censored, a bar at the median. `table` is `lib.emergence.emergence`'s."""
+    order = table.groupby(by).agg(median=("observed_until", "median"), share=("emerged", "mean"))
+    medians = order.sort_values(["median", "share"], ascending=[True, False])["median"]
     for place, (name, median) in enumerate(medians.items()):
         rows = table[table[by] == name]
         there, late = rows[rows["emerged"]], rows[~rows["emerged"]]
