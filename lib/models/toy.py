@@ -37,8 +37,8 @@ class Toy(Config):
     def forward(self, parameters: dict[str, Tensor], inputs: Tensor, reads: range, *, pattern=None, tap=None) -> Tensor:
         """Shapes: inputs (member, batch, T, d) -> (member, batch, 1, d)."""
         attention = parameters["a"].softmax(-1)
-        pooled = torch.matmul(attention[:, None, None], inputs)
-        return pooled @ parameters["W"].mT
+        pooled = torch.matmul(attention[:, None, None], inputs).squeeze(2)
+        return (pooled @ parameters["W"].mT).unsqueeze(2)
 
     def observe(self, task, parameters: dict[str, Tensor], constants: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the theory follows, each (member,): `w` = <W*, W>/|W*|; `alpha`, attention on a relevant position;
