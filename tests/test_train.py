@@ -85,6 +85,15 @@ def test_grouping_and_early_exit_of_others_change_no_run():
         assert r.curves["test_loss"] == pytest.approx(alone.curves["test_loss"], rel=2e-3, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_two_members_of_every_kind_learn_side_by_side_what_each_learns_alone(name):
+    runs = [CASES[name].model_copy(update=dict(seed=seed)) for seed in (0, 1)]
+    side_by_side = train(runs)
+    for one, run in zip(side_by_side, runs, strict=True):
+        assert one.curves["test_loss"] == pytest.approx(train([run])[0].curves["test_loss"], rel=2e-4)
+    assert side_by_side[0].curves["test_loss"] != side_by_side[1].curves["test_loss"]
+
+
 def test_a_stack_need_not_close_up_at_once(monkeypatch):
     """On a GPU, members that have ended may stay for a while; their results are not touched again."""
     expected = [(r.steps, r.status) for r in train(members(4))]
