@@ -80,8 +80,8 @@ def test_the_two_parts_of_the_circuit_are_found_where_they_are():
 
 @pytest.mark.parametrize("arguments, named", [
     ("N_pairs 60", "N_pairs: 60 distinct keys"), ("N_pairs 0", "N_pairs: "), ("B_grid [1,9]", "B: 9.0 expected occurrences"),
-    ("B_grid [0.5]", "B: "), ("p_grid [0,1.5]", "p: "), ("tokens_grid [8]", "N_pairs: 9 distinct keys"), ("heads 3", "heads: 3"),
-    ("N_pair 4", "did you mean N_pairs?"), ("seeds 1.5", "seeds: "), ("steps 0", "steps: "),
+    ("B_grid [0.5]", "B: "), ("p_grid [0,1.5]", "p: "), ("pairs_grid [48]", "N_pairs: 48 distinct keys"), ("tokens_grid [8]", "N_tokens: of 8 tokens"),
+    ("heads 3", "heads: 3"), ("N_pair 4", "did you mean N_pairs?"), ("seeds 1.5", "seeds: "), ("steps 0", "steps: "),
 ])
 def test_the_chapter_says_what_is_wrong_with_its_input(arguments, named, capsys, tmp_path, monkeypatch):
     for name in ("STORE", "BUILD"):
