@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import statsmodels.api as sm
-from scipy.optimize import minimize
 from scipy.special import log_ndtr, ndtri, stdtrit
 from statsmodels.duration.hazard_regression import PHReg
 
@@ -66,24 +65,52 @@ def _design(table: pd.DataFrame, time: str, factors: dict[str, str]) -> tuple[np
     return sm.add_constant(logs, has_constant="add"), y
 
 
-def _least_squares(x: np.ndarray, y: np.ndarray, emerged: np.ndarray) -> np.ndarray:
-    return np.linalg.lstsq(x[emerged], y[emerged], rcond=None)[0]
+def _fits(x: np.ndarray, y: np.ndarray, emerged: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Coefficients (draws, p) for each row of `counts` (draws, n), which says how often each run was drawn.
 
+    Least squares; where a run is censored, maximum likelihood of log-normal times, of which a censored one is known only to
+    lie beyond y (Tobin 1958), by Newton's method in (coefficients / sigma, 1 / sigma), in which it is concave (Olsen 1978).
+    NaN where the emerged runs of a draw do not determine them.
+    """
+    found = np.full((len(counts), x.shape[1]), np.nan)
+    root = np.sqrt(counts * emerged)
+    determined = np.linalg.matrix_rank(root[..., None] * x) == x.shape[1]
+    root, counts = root[determined], counts[determined]
+    start = (np.linalg.pinv(root[..., None] * x) @ (root * y)[..., None])[..., 0]
+    if emerged.all():
+        found[determined] = start
+        return found
+    seen = (counts * emerged).sum(1)
+    spread = np.sqrt((counts * emerged * np.square(y - start @ x.T)).sum(1) / seen) + 1e-3
+    theta = np.column_stack([start, np.ones(len(start))]) / spread[:, None]
+    w = np.column_stack([-x, y])  # z = theta @ w.T is the distance of y from the law in units of sigma
 
-def _tobit(x: np.ndarray, y: np.ndarray, emerged: np.ndarray) -> np.ndarray:
-    """Maximum likelihood of log-normal times where a censored run is known only to lie beyond y (Tobin 1958)."""
-    start = _least_squares(x, y, emerged)
-    spread = np.std(y[emerged] - x[emerged] @ start) + 1e-3
+    def log_likelihood(theta, z):
+        with np.errstate(invalid="ignore"):
+            value = (counts * np.where(emerged, -np.square(z) / 2, log_ndtr(-z))).sum(1) + seen * np.log(theta[:, -1])
+        return np.where(theta[:, -1] > 0, value, -np.inf)
 
-    def negative_log_likelihood(theta):
-        """It, up to a constant, and its gradient."""
-        z = (y - x @ theta[:-1]) / math.exp(theta[-1])
-        survival = log_ndtr(-z)
-        slope = np.where(emerged, z, np.exp(-np.square(z) / 2 - survival) / math.sqrt(2 * math.pi))
-        value = np.where(emerged, np.square(z) / 2 + theta[-1], -survival).sum()
-        return value, np.append(-slope @ x / math.exp(theta[-1]), emerged.sum() - slope @ z)
-
-    return minimize(negative_log_likelihood, [*start, math.log(spread)], jac=True, method="BFGS").x[:-1]
+    for _ in range(100):
+        z = theta @ w.T
+        mills = np.exp(-np.square(z) / 2 - log_ndtr(-z)) / math.sqrt(2 * math.pi)
+        gradient = -(counts * np.where(emerged, z, mills)) @ w
+        gradient[:, -1] += seen / theta[:, -1]
+        weights = counts * np.where(emerged, 1, mills * (mills - z))
+        hessian = np.einsum("rn,np,nq->rpq", weights, w, w, optimize=True)
+        hessian[:, -1, -1] += seen / np.square(theta[:, -1])
+        step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
+        open_ = ((gradient * step).sum(1) > 1e-10) & (theta[:, -1] < 1e6)  # beyond: the law goes through every emerged run
+        if not open_.any():
+            break
+        step[~open_], before = 0, log_likelihood(theta, z)
+        for _ in range(40):
+            worse = log_likelihood(theta + step, (theta + step) @ w.T) < before - 1e-9 * np.abs(before)
+            if not worse.any():
+                break
+            step[worse] /= 2
+        theta = theta + step
+    found[determined] = theta[:, :-1] / theta[:, -1:]
+    return found
 
 
 def widened(value, draws, n: int, fitted: int) -> tuple[np.ndarray, np.ndarray]:
@@ -122,8 +149,7 @@ def power_law(
         raise InputError(
             f"fit: {int(emerged.sum())} emerged runs do not determine {', '.join(factors)}; each must take two values or more"
         )
-    solve = _least_squares if emerged.all() else _tobit
-    best = solve(x, y, emerged)
+    best = _fits(x, y, emerged, np.ones((1, len(y))))[0]
     if seed_column is None:
         if not emerged.all():
             raise InputError("fit: censored runs need seed_column, the interval is a bootstrap over seeds")
@@ -134,8 +160,8 @@ def power_law(
             cells = [np.arange(len(y))]
         generator = np.random.default_rng(seed)
         drawn = np.hstack([generator.choice(cell, (resamples, len(cell))) for cell in cells])
-        draws = [solve(x[rows], y[rows], emerged[rows]) for rows in drawn if np.linalg.matrix_rank(x[rows][emerged[rows]]) == len(names)]
-        low, high = widened(best, draws, len(y), max(len(cells), len(names)))
+        draws = _fits(x, y, emerged, np.apply_along_axis(np.bincount, 1, drawn, minlength=len(y)))
+        low, high = widened(best, draws[np.isfinite(draws).all(1)], len(y), max(len(cells), len(names)))
     residual = y[emerged] - x[emerged] @ best
     r2 = 1 - residual @ residual / np.square(y[emerged] - y[emerged].mean()).sum()
     estimates = {name: Estimate(*map(float, (best[i], low[i], high[i]))) for i, name in enumerate(names)}

@@ -3,11 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import optimize, stats
 from scipy.special import stdtrit
 
 from lib.config import InputError
 from lib.emergence import counts, emergence, first_below, median_emergence, solve_rate, survival
-from lib.fit import hazard_exponent, parts, power_law
+from lib.fit import _fits, hazard_exponent, parts, power_law
 from lib.sweep import Sweep
 
 
@@ -87,6 +88,22 @@ def test_censored_runs_count():
     naive = power_law(table[table["emerged"]], "t", {"d": "d", "T": "T"})
     assert abs(law.exponents["d"].value - 1.29) < 0.05 < 0.1 < 1.29 - naive.exponents["d"].value
     assert law.censored == (~table["emerged"]).sum() and law.exponents["d"].low < law.exponents["d"].value < law.exponents["d"].high
+
+
+def test_every_draw_is_fitted_as_a_general_optimiser_fits_its_likelihood_alone():
+    """A resampled set of runs at a time, its likelihood written down from scipy's distributions."""
+    table = synthetic(noise=0.5, budget=1500, seeds=3)
+    x, y, emerged = np.column_stack([np.ones(len(table)), np.log(table[["d", "T"]])]), np.log(table["t"]).to_numpy(), table["emerged"].to_numpy()
+    counts = np.random.default_rng(0).multinomial(len(y), np.full(len(y), 1 / len(y)), 20)
+    counts[-1] = counts[-1] * ~emerged  # nothing emerged in the last draw: no law
+    for n, found in zip(counts[:-1], _fits(x, y, emerged, counts), strict=False):
+        def negative(theta, n=n):
+            law = stats.norm(x @ theta[:-1], np.exp(theta[-1]))
+            return -(n * np.where(emerged, law.logpdf(y), law.logsf(y))).sum()
+
+        best = optimize.minimize(negative, [*found + 0.3, 0.0], method="BFGS", options=dict(gtol=1e-8))
+        np.testing.assert_allclose(found, best.x[:-1], atol=1e-4)
+    assert np.isnan(_fits(x, y, emerged, counts)[-1]).all() and not emerged.all()
 
 
 @pytest.mark.parametrize("change, match", [
