@@ -13,6 +13,7 @@ from lib import streams
 from lib.config import InputError
 from lib.models import Transformer
 from lib.models.mixers import MIXERS, gated_deltanet, parts
+from lib.models.mixers import mamba as selective
 from lib.run import Run, Training
 from lib.tasks import AssociativeRecall, CellularAutomaton, LinearMap
 from lib.train import train
@@ -79,6 +80,34 @@ def test_scan_has_the_value_and_gradient_of_its_recurrence(length, size):
     decay, x = (torch.randn(2, 1, length, n, generator=draw, dtype=torch.float64, requires_grad=True) for n in (1, 3))
     torch.testing.assert_close(parts.scan(decay, x, size), parts.scan_sequential(decay, x))
     assert torch.autograd.gradcheck(lambda decay, x: parts.scan(decay, x, size), (decay, x))
+
+
+@pytest.mark.parametrize("piece", [1, 2 * 2 * 10 * 16 * 3, 1 << 30])  # one sequence at a time; two and one; all
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_selective_scan_in_pieces_of_the_batch_and_chunks_of_time(piece, size, monkeypatch):
+    monkeypatch.setattr(selective, "PIECE", piece)
+    monkeypatch.setattr(selective, "chunk", lambda x: size)
+    draw = torch.Generator().manual_seed(size)
+    step, u, b, c = (torch.randn(2, 3, 10, n, generator=draw, dtype=torch.float64, requires_grad=True) for n in (16, 16, 3, 3))
+    rate = torch.randn(2, 3, 16, generator=draw, dtype=torch.float64, requires_grad=True)
+    inputs = dict(step=step, u=u, b=b, c=c, rate=rate)
+    mixed, expected = (f(**inputs | {"rate": -rate.exp(), "step": step.exp()}) for f in (selective.selective_scan, selective.selective_scan_sequential))
+    same_forward_and_gradient(mixed, expected, inputs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
+def test_short_convolution_is_torch_conv1d(length):
+    draw = torch.Generator().manual_seed(length)
+    x, weight, bias = (torch.randn(*s, generator=draw, dtype=torch.float64, requires_grad=True) for s in ((2, 3, length, 5), (2, 4, 5), (2, 5)))
+
+    def expected(x, bias):
+        padded = F.pad(x.transpose(2, 3), (3, 0))
+        members = [F.conv1d(p, w.T[:, None], b, groups=5) for p, w, b in zip(padded, weight, bias, strict=True)]
+        return torch.stack(members).transpose(2, 3)
+
+    torch.testing.assert_close(parts.short_convolution(x, weight), expected(x, torch.zeros_like(bias)))
+    torch.testing.assert_close(parts.short_convolution(x, weight, bias), expected(x, bias))
+    assert torch.autograd.gradcheck(parts.short_convolution, (x, weight, bias))
 
 
 def test_inverse_of_a_unit_triangular_matrix():

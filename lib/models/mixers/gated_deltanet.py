@@ -22,7 +22,8 @@ from lib import streams
 from lib.models.linear import linear
 from lib.models.mixers.parts import from_heads, log_uniform, short_convolution, softplus_inverse, to_heads
 
-TAPS, CHUNK, EPSILON = 4, 64, 1e-6
+TAPS, EPSILON = 4, 1e-6
+CHUNK = {"cpu": 16, "cuda": 64}  # a CPU pays for the passes over (chunk, chunk) matrices, a GPU for the calls
 
 
 def shapes(config, task) -> dict[str, tuple[int, ...]]:
@@ -54,7 +55,7 @@ def mix(config, block: dict[str, Tensor], h: Tensor) -> Tensor:
     """In chunks. Shapes: (member, batch, position, model) -> the same."""
     *inputs, gate = _inputs(config, block, h)
     length = h.shape[2]
-    size = min(CHUNK, 1 << (length - 1).bit_length())
+    size = min(CHUNK[h.device.type], 1 << (length - 1).bit_length())
     chunks = -(-length // size)
     pad = chunks * size - length
     q, k, v = (F.pad(x, (0, 0, 0, pad)).unflatten(3, (chunks, size)) for x in inputs[:3])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -18,9 +17,12 @@ def scan(decay: Tensor, x: Tensor, size: int = 0) -> Tensor:
     On a CPU, where a pass over memory costs more than a call, the default is one chunk. The gradient is the same
     recurrence backwards in time, so that nothing but the decays and states is kept for it.
     """
-    length = x.shape[2]
-    size = size or (length if x.device.type == "cpu" else math.isqrt(length - 1) + 1)
-    return _Scan.apply(*torch.broadcast_tensors(decay, x), size)
+    return _Scan.apply(*torch.broadcast_tensors(decay, x), size or chunk(x))
+
+
+def chunk(x: Tensor) -> int:
+    """The default `size` of `scan`."""
+    return x.shape[2] if x.device.type == "cpu" else math.isqrt(x.shape[2] - 1) + 1
 
 
 def scan_sequential(decay: Tensor, x: Tensor) -> Tensor:
@@ -36,12 +38,7 @@ def scan_sequential(decay: Tensor, x: Tensor) -> Tensor:
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, decay, x, size):
-        if size < x.shape[2]:
-            states = _in_chunks(decay, x, size)
-        else:
-            states = x.clone(memory_format=torch.contiguous_format)
-            for t in range(1, x.shape[2]):
-                states[:, :, t].addcmul_(decay[:, :, t], states[:, :, t - 1])
+        states = run_forwards(decay, x.clone(memory_format=torch.contiguous_format), size)
         ctx.size = size
         ctx.save_for_backward(decay, states)
         return states
@@ -50,16 +47,29 @@ class _Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         decay, states = ctx.saved_tensors
-        if ctx.size < decay.shape[2]:
-            later = torch.cat([decay[:, :, 1:], torch.zeros_like(decay[:, :, :1])], 2)
-            to_x = _in_chunks(later.flip(2), gradient.flip(2), ctx.size).flip(2)
-        else:
-            to_x = gradient.clone(memory_format=torch.contiguous_format)
-            for t in range(decay.shape[2] - 1, 0, -1):
-                to_x[:, :, t - 1].addcmul_(decay[:, :, t], to_x[:, :, t])
+        to_x = run_backwards(decay, gradient.clone(memory_format=torch.contiguous_format), ctx.size)
         to_decay = torch.zeros_like(to_x)
         torch.mul(to_x[:, :, 1:], states[:, :, :-1], out=to_decay[:, :, 1:])
         return to_decay, to_x, None
+
+
+def run_forwards(decay: Tensor, x: Tensor, size: int) -> Tensor:
+    """The states of `scan`, without a gradient; x, which they may overwrite, and decay have one shape."""
+    if size < x.shape[2]:
+        return _in_chunks(decay, x, size)
+    for t in range(1, x.shape[2]):
+        x[:, :, t].addcmul_(decay[:, :, t], x[:, :, t - 1])
+    return x
+
+
+def run_backwards(decay: Tensor, gradient: Tensor, size: int) -> Tensor:
+    """The gradient in x from that in the states of `scan`, which it may overwrite."""
+    if size < decay.shape[2]:
+        later = torch.cat([decay[:, :, 1:], torch.zeros_like(decay[:, :, :1])], 2)
+        return _in_chunks(later.flip(2), gradient.flip(2), size).flip(2)
+    for t in range(decay.shape[2] - 1, 0, -1):
+        gradient[:, :, t - 1].addcmul_(decay[:, :, t], gradient[:, :, t])
+    return gradient
 
 
 def _in_chunks(decay: Tensor, x: Tensor, size: int) -> Tensor:
@@ -86,12 +96,37 @@ def short_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
     Shapes: x (member, batch, position, channel), weight (member, tap, channel), bias (member, channel) -> as x.
     """
-    length, taps = x.shape[2], weight.shape[1]
-    padded = F.pad(x, (0, 0, taps - 1, 0))
-    y = 0.0 if bias is None else bias[:, None, None]
-    for tap in range(taps):
-        y = y + padded[:, :, tap : tap + length] * weight[:, tap, None, None]
-    return y
+    return _Convolution.apply(x, weight, torch.zeros_like(weight[:, 0]) if bias is None else bias)
+
+
+class _Convolution(torch.autograd.Function):
+    """Its own gradient, since autograd makes a full tensor of every tap and every slice."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        *past, present = weight[:, :, None, None].unbind(1)
+        y = torch.addcmul(bias[:, None, None], x, present)
+        for ago, tap in _ago(past, x):
+            y[:, :, ago:].addcmul_(x[:, :, :-ago], tap)
+        ctx.save_for_backward(x, weight)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        *past, present = weight[:, :, None, None].unbind(1)
+        to_x, to_weight = gradient * present, torch.zeros_like(weight)
+        to_weight[:, -1] = (gradient * x).sum((1, 2))
+        for ago, tap in _ago(past, x):
+            to_x[:, :, :-ago].addcmul_(gradient[:, :, ago:], tap)
+            to_weight[:, -1 - ago] = (gradient[:, :, ago:] * x[:, :, :-ago]).sum((1, 2))
+        return to_x, to_weight, gradient.sum((1, 2))
+
+
+def _ago(past: list[Tensor], x: Tensor):
+    """(how many positions ago, its tap), those that the sequence is long enough for."""
+    return list(enumerate(reversed(past), 1))[: x.shape[2] - 1]
 
 
 def to_heads(x: Tensor, heads: int) -> Tensor:
